@@ -157,8 +157,8 @@ def _kind_of_input(request: FileRequest) -> str:
 
 
 def _one_kind(formats: list[Format | None]) -> str:
-    """Return the name of the format for standard output, which is the format of the input; raises
-    `UsageError` if the input has several formats, or none.
+    """For standard output, return the name of the input's format. Raises `UsageError` if the input has
+    several formats, or none.
     """
     names = {form.name for form in formats if form}
     kinds = {{"json": "jsonl", "arrows": "arrow"}.get(name, name) for name in names}

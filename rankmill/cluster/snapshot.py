@@ -224,7 +224,7 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
     client
         A client of the server, whose responses are bytes.
     page, page_size
-        The page of runs to read, which is ``page_size`` runs from position ``page * page_size`` on.
+        The page of runs to read: ``page_size`` runs from position ``page * page_size`` on.
 
     Raises
     ------

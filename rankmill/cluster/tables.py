@@ -22,7 +22,7 @@ from rankmill.jobs.runtime.durability import Durability
 Row = TypeVar("Row")
 
 ID_CHARS = 12
-"""Number of characters of a run's id in tables, which is enough to identify it."""
+"""Tables show this many characters of a run's id, enough to identify the run."""
 
 _FRAME = 4
 """Number of lines that the screen needs besides the workers and the text above their table: the head of the

@@ -11,7 +11,7 @@ def gateway_file(file_id: str) -> str:
 
 
 def gateway_files(owner: str) -> str:
-    """Sorted set: ids of the files of one owner, or of all (``*``), by the time when each was made."""
+    """Sorted set: ids of an owner's files (or of all: ``*``), ordered by the time when each was made."""
     return f"{PREFIX}:gateway-files:{owner}"
 
 
@@ -26,5 +26,5 @@ def batch_counts(batch_id: str) -> str:
 
 
 def batches(owner: str) -> str:
-    """Sorted set: ids of the batches of one owner, or of all (``*``), by the time when each was made."""
+    """Sorted set: ids of an owner's batches (or of all: ``*``), ordered by the time when each was made."""
     return f"{PREFIX}:batches:{owner}"

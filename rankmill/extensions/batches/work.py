@@ -272,7 +272,7 @@ BATCHES = BatchOrders()
 
 
 def _write_for_callers(errors: Path) -> None:
-    """Rewrite a batch's file of row errors without details about the workers, which callers must not see."""
+    """Rewrite a batch's file of row errors without the details about workers that callers must not see."""
     shown = errors.with_name("errors-for-callers.jsonl")
     with errors.open(encoding="utf-8") as lines, shown.open("w", encoding="utf-8") as file:
         for error in map(json.loads, lines):

@@ -16,12 +16,12 @@ def api_key(key_id: str) -> str:
 
 
 def api_keys() -> str:
-    """Sorted set: ids of the API keys, by the time of their expiry (seconds since 1970)."""
+    """Sorted set: ids of the API keys, ordered by their expiry (seconds since 1970)."""
     return f"{PREFIX}:api-keys"
 
 
 def api_key_requests(name: str) -> str:
-    """Sorted set: requests in progress, by the end of their leases (seconds since 1970).
+    """Sorted set: requests in progress, ordered by the end of their leases (seconds since 1970).
 
     Several API keys can have the same name, and share this set.
     """

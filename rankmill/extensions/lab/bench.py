@@ -35,7 +35,7 @@ class Records:
     path
         The file; it is created when the first value is added.
     prefix
-        Text before each key in the file, which identifies what was measured. `get` does not find measurements
+        Text before each key in the file; it identifies what was measured. `get` does not find measurements
         with another prefix.
 
     Raises

@@ -89,7 +89,7 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
 
 @dataclass(frozen=True)
 class FileSample:
-    """A sample of the pairs in files, which `draw` chooses with a fixed seed.
+    """A sample of the pairs in files. `draw` chooses the pairs with a fixed seed.
 
     Attributes
     ----------

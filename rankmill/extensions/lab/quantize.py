@@ -50,7 +50,7 @@ worse than in any other kind of int8.
 class Calibrated(BaseModel):
     """The commit and the digest of a calibrated model, and its layers that can be in 8 bits.
 
-    ``layers`` has each layer's share of the model's matrix products, by name.
+    ``layers`` has the name of each layer, and the layer's share of the model's matrix products.
     """
 
     revision: str | None
@@ -130,7 +130,8 @@ def search(
     Parameters
     ----------
     layers
-        Shares of the layers that can be in 8 bits, by name, in the model's order.
+        Names of the layers that can be in 8 bits, each with its share of the matrix products, in the model's
+        order.
     measure
         Scores the pairs with the named layers left out of 8 bits; returns how the scores rank.
     threshold
@@ -315,8 +316,8 @@ def _measure(
 
 
 def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]) -> None:
-    """Write the recipe of a quantized model, which names the layers to leave out of 8 bits. The file is
-    replaced in one step, because workers may read it at the same time.
+    """Write a quantized model's recipe, which names the layers to leave out of 8 bits. The file is replaced
+    in one step, because workers may read it at the same time.
     """
     recipe = {"format": RECIPE_FORMAT, "left_out": left_out, **report}
     new = whole.with_name("recipe.new")

@@ -21,22 +21,24 @@ def file_run_refusals(run_id: str) -> str:
 
 
 def file_runs() -> str:
-    """Sorted set: ids of the submitted runs, by the time (s since 1970) at which they were last submitted,
-    taken, worked on or ended.
+    """Sorted set: ids of the submitted runs, ordered by the time (s since 1970) at which each was last
+    submitted, taken, worked on or ended.
     """
     return f"{PREFIX}:file-runs"
 
 
 def file_queues() -> str:
-    """Sorted set: names of the queues of submitted runs, by the time of their last use (s since 1970)."""
+    """Sorted set: names of the queues of submitted runs, ordered by their last use (s since 1970)."""
     return f"{PREFIX}:file-queues"
 
 
 def runners(queue: str) -> str:
-    """Sorted set: names of a queue's live runners, by the time at which each counts as dead."""
+    """Sorted set: names of a queue's live runners, ordered by the time from which each counts as dead."""
     return f"{of_queue(queue)}runners"
 
 
 def webhooks(queue: str) -> str:
-    """Sorted set: ended submitted runs whose webhook is not delivered, by the time of the next attempt."""
+    """Sorted set: ended submitted runs whose webhook is not delivered, ordered by the time of the next
+    attempt.
+    """
     return f"{of_queue(queue)}webhooks"

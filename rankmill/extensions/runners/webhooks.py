@@ -65,7 +65,7 @@ class WebhookSender:
         self._seconds = settings.webhook_seconds
         self._stopped = False
         self._attempts: dict[str | None, threading.Thread] = {}
-        """The thread of the latest attempt to send a webhook, by the receiver's host."""
+        """For each receiver's host, the thread of the latest attempt to send it a webhook."""
         self._periodic = Periodic("webhooks", self._send_due, _LOOK_SECONDS)
 
     def start(self) -> None:

@@ -1,1 +1,1 @@
-"""Specs, runs, the wire format, results, errors, and names of keys and jobs, which all processes share."""
+"""What all processes share: specs, runs, the wire format, results, errors, and names of keys and jobs."""

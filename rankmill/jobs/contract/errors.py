@@ -279,7 +279,7 @@ class EmbeddedError(RankmillError):
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return the `Fault` of an error, which decides what happens to the chunk being scored.
+    """Return an error's `Fault`, which decides what happens to the chunk being scored.
 
     An error that rankmill did not raise is a `Fault.ATTEMPT`.
     """

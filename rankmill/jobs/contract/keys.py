@@ -145,7 +145,7 @@ def of_run(run_id: str) -> list[str]:
 
 
 def runs() -> str:
-    """Sorted set: ids of all runs with a producer, by the time of their expiry (seconds since 1970)."""
+    """Sorted set: ids of all runs with a producer, ordered by their expiry (seconds since 1970)."""
     return f"{PREFIX}:runs"
 
 
@@ -187,7 +187,7 @@ def orders(name: str) -> str:
 
 
 def queues() -> str:
-    """Sorted set: names of the queues in use, by the time of their last use (seconds since 1970)."""
+    """Sorted set: names of the queues in use, ordered by their last use (seconds since 1970)."""
     return f"{PREFIX}:queues"
 
 
@@ -218,7 +218,8 @@ def waits(queue: str) -> str:
 
 
 def turns(queue: str, scope: str) -> str:
-    """Sorted set: tenants or runs with waiting jobs, by the number of pairs that workers took from each.
+    """Sorted set: tenants or runs with waiting jobs, ordered by the number of pairs that workers took from
+    each.
 
     The tenant or run with the lowest number is next. In the scopes ``request`` and ``bulk``, the set has
     tenants, and each number is divided by the tenant's weight. In a scope ``bulk:<tenant>``, the set has that
@@ -237,8 +238,8 @@ def level(queue: str, scope: str) -> str:
 
 
 def waiters(queue: str) -> str:
-    """Sorted set: names of the workers that wait at RQ's own list of jobs, by the time when their entry
-    expires.
+    """Sorted set: names of the workers that wait at RQ's own list of jobs, ordered by the expiry of their
+    entries.
     """
     return f"{of_queue(queue)}waiters"
 
@@ -251,7 +252,7 @@ def plain(queue: str) -> str:
 
 
 def idle(queue: str) -> str:
-    """Sorted set: names of the queue's workers without work, by the time when their entry expires."""
+    """Sorted set: names of the queue's workers without work, ordered by the expiry of their entries."""
     return f"{of_queue(queue)}idle"
 
 

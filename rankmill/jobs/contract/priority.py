@@ -51,7 +51,7 @@ def choose_priority(given: str | None, rows: int | None) -> Priority:
 
 
 class Tenant(NamedTuple):
-    """A user or group for which runs are scored, and its weight, which decides its share of the workers.
+    """A user or group for which runs are scored. Its weight decides its share of the workers.
 
     With weight 2.0, a tenant's share is twice as large as with 1.0. All runs without a tenant share the
     tenant whose name is empty.

@@ -55,7 +55,7 @@ def read_template(given: str | None) -> str | None:
 
 
 def check_text(given: str | None) -> None:
-    """Check that a prompt template from another process is not a path, which would be read on this host.
+    """Check that a prompt template from another process is not a path: a path would be read on this host.
 
     Raises
     ------

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 
 class Observed:
-    """The outermost middleware, which observes each request, returns its id in a header, and never answers
-    with a traceback.
+    """The outermost middleware. It observes each request, returns the request's id in a header, and never
+    answers with a traceback.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ class Limits:
         self._client = client
         self._lease_seconds = lease_seconds
         self._counted: defaultdict[str, set[str]] = defaultdict(set)
-        """Ids of this gateway's requests in progress, by the name of their API keys."""
+        """For each name of API keys, the ids of this gateway's requests in progress."""
 
     def begin(self, name: str, request: str, most: int) -> None:
         """Count the request with the id `request` as in progress, until `end` is called. The request's API
