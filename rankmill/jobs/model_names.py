@@ -1,4 +1,4 @@
-"""Finds the model and the files for a name that an extension knows, such as NAME@VERSION.
+"""Finds the model and its files for a name that an extension knows. Such a name may be NAME@VERSION.
 
 A package adds such names by an entry point of the group ``rankmill.models``, which names a class with the
 methods of `NamedModels`. The class is called with the settings. A name that an extension knows contains an
@@ -118,8 +118,8 @@ class NamedModels(Protocol):
         """
 
     def copy(self, model: str, content: str | None, cache: CacheRoom) -> ModelCopy:
-        """Return a copy of the model's files on this host, after fetching them if they are missing. Workers
-        call this.
+        """Return a copy on this host of the model's files. If this host does not have them, they are fetched
+        first. Workers call this.
 
         Parameters
         ----------
@@ -184,8 +184,8 @@ class _Known:
 class ModelNames:
     """Asks extensions which models a name stands for. Threads may share the object.
 
-    An extension's answer is used again for some seconds. It is used for longer while another thread asks the
-    extension again, or while the extension cannot reach its service.
+    An extension's answer about a name is used again for some seconds. While another thread asks the extension
+    anew, or while the extension cannot reach its service, the old answer is used for longer.
 
     Parameters
     ----------

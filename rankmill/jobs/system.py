@@ -33,7 +33,8 @@ class System:
     Attributes
     ----------
     now, monotonic
-        Seconds since 1970, which may jump, and seconds since an unspecified time, which never go back.
+        The time in seconds. ``now`` counts from 1970, and may jump. ``monotonic`` counts from an unspecified
+        time, and never goes back.
     sleep
         Pauses the calling thread for some seconds.
     Thread, Event, Lock, RLock, Condition, Semaphore, Executor
@@ -82,7 +83,8 @@ class Backoff:
     first, longest
         Seconds of the first pause, and of the longest, before jitter.
     jitter
-        Share by which a pause is longer or shorter at random, so that callers do not all try again together.
+        A pause is up to this share longer or shorter, at random, so that callers do not all try again
+        together.
     """
 
     first: float
@@ -153,7 +155,7 @@ class Periodic:
                 self._do()
                 self._failed = ""
             except Exception as error:
-                # catch every error: the next call must follow, because leases must be renewed
+                # catch every error, because the next call must follow: leases must be renewed
                 if repr(error) != self._failed:
                     logger.exception("%s failed, trying again", self._name)
                 self._failed = repr(error)

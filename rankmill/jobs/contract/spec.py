@@ -77,8 +77,8 @@ class ScoreSpec(BaseModel):
     Attributes
     ----------
     model
-        Hugging Face hub id, a directory on the worker's disk, ``demo`` for the shipped model, or a name that
-        an extension knows, such as a version in a registry.
+        An id on the Hugging Face hub, a directory on the worker's disk, or ``demo``, which is the shipped
+        model. Or a name that an extension knows, for example of a version in a registry.
     revision
         Branch, tag or commit on the hub; ``None`` is the default branch. For a directory or a version in a
         registry, the digest of its content; ``None`` accepts any content.
@@ -118,12 +118,12 @@ class ScoreSpec(BaseModel):
     all_labels
         Whether each output of a model is a score, so that a row has several scores.
     deterministic
-        Whether a row's score always has the same bits on devices of one kind. The other rows, their order,
-        and the number of chunks, workers and threads then change nothing.
+        Whether a row's score always has the same bits on devices of one kind. If so, the bits do not depend
+        on the other rows, on their order, or on the number of chunks, workers and threads.
     inputs
-        What a row is: a query and a passage, a single text, or a conversation. For texts and conversations
-        the ``default`` activation is the identity, unless the model's files name another. With ``tokens``, a
-        row is a `TokensAsked`, which gets a `TokensFound` instead of a score.
+        What a row is: a query and a passage, a single text, or a conversation. For texts and conversations,
+        the ``default`` activation is the identity, unless the model's files name another function. With
+        ``tokens``, a row is a `TokensAsked`, and gets a `TokensFound` instead of a score.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -261,7 +261,7 @@ WeightsKey = tuple[str, str | None, str, tuple[str, str | None] | None, bool, In
 
 
 def weights_key(spec: ScoreSpec) -> WeightsKey:
-    """Return the fields of a spec that decide how its model is loaded and how its scores are checked.
+    """Return those fields of a spec that decide how the model is loaded, and how scores are checked.
 
     Specs with equal fields share one copy of the weights.
     """

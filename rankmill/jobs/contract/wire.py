@@ -1,12 +1,12 @@
 """The wire format of pairs, other rows to score, and scores, which is Arrow.
 
 A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of one record
-batch. The stream is compressed with zstd, but the header is not, so that a reader knows version and size
-before it decompresses anything. Pairs have the columns ``query`` (dictionary-encoded, because queries repeat)
-and ``passage``, both nullable text. Single texts have the column ``text``, conversations ``messages`` (JSON),
-and requests for tokens ``asked`` (JSON). Scores have ``score`` (float32, or a list of them) and ``error``
-(text); in each row exactly one is null. If tokens are asked for, the column ``tokens`` has their number
-(int32) or the tokens themselves (JSON) for each row, or null if they are unknown.
+batch. The stream is compressed with zstd. The header is not compressed, so that a reader knows version and
+size before it decompresses the stream. Pairs have the columns ``query`` (dictionary-encoded, because queries
+repeat) and ``passage``, both nullable text. Single texts have the column ``text``, conversations ``messages``
+(JSON), and requests for tokens ``asked`` (JSON). Scores have ``score`` (float32, or a list of them) and
+``error`` (text); in each row exactly one is null. If the job asks for tokens, the column ``tokens`` has for
+each row the number of tokens (int32) or the tokens themselves (JSON); null means unknown.
 
 >>> import pyarrow as pa
 >>> decode_rows(encode_rows([pa.array(["q", "q"]), pa.array(["a", None])], "pairs"), "pairs")
@@ -126,9 +126,9 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
     Raises
     ------
     WireError
-        The payload has another format version or other columns, is damaged, or exceeds a limit; or a row has
-        both a score and an error, or neither; or a score is not a finite number; or a number of tokens is
-        negative.
+        The payload has another format version or other columns, is damaged, or exceeds a limit. Or in a row,
+        both score and error are null, or neither is; or the score is not a finite number, or the number of
+        tokens is negative.
     """
     batch = _read(payload, _SCORES, _SCORES_AND_TOKENS)
     scores, errors, *counted = batch.columns
@@ -261,7 +261,8 @@ def _simple(texts: pa.Array) -> pa.Array:
 
 
 def _clip(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Cut texts to one character more than allowed, so that workers see which texts are too long.
+    """Cut texts that are too long to one character more than allowed, so that workers see which ones are too
+    long.
 
     Raise `WireError` if the texts together exceed a chunk's limit.
     """
@@ -332,7 +333,7 @@ def _check_schema(given: pa.Schema, schemas: Sequence[pa.Schema]) -> None:
 
 
 def _check_messages(stream: memoryview, dictionaries: int) -> None:
-    """Refuse a stream that needs more memory than its own bytes, before Arrow reads it.
+    """Before Arrow reads a stream, refuse it if it would need more memory than its own bytes.
 
     A valid stream is a schema, the given number of dictionaries (or none) and one batch; none of its messages
     is compressed. Each message has a marker, the size of its metadata, the metadata and a body; the metadata
@@ -359,7 +360,9 @@ def _check_messages(stream: memoryview, dictionaries: int) -> None:
 
 
 def _check_message(metadata: memoryview) -> tuple[int, int]:
-    """Read the kind and body size (bytes) of a message; refuse a compressed or too long batch."""
+    """Read a message's kind, and the size of its body in bytes. Refuse a batch that is compressed or too
+    long.
+    """
     message = _number("<I", metadata, 0)
     kind = _number("<B", metadata, _field(metadata, message, 1))
     header = _table(metadata, _field(metadata, message, 2))

@@ -1,10 +1,10 @@
 """Leases, which say who holds something and until when. A lease lapses unless its holder keeps renewing it.
 
-A lease is an entry of a sorted set in Redis, with the time at which it lapses. This time is by the server's
-clock, so the clocks of hosts need not agree. There are two kinds of leases. Those of the class `Leases` are
-deleted when they lapse. Leases of chunks and submitted runs are in RQ's registries of started jobs, and stay
-there until another process takes the work; see `RQ_DELAY`. `rankmill.workers.queue.heartbeat` renews the
-leases of a worker's chunks.
+A lease is an entry of a sorted set in Redis, with the time at which the lease lapses. Times are by the
+server's clock, so the clocks of hosts need not agree. There are two kinds of leases. Leases of the class
+`Leases` are deleted when they lapse. Leases of chunks and submitted runs are in RQ's registries of started
+jobs, and stay there until another process takes the work; see `RQ_DELAY`. `rankmill.workers.queue.heartbeat`
+renews the leases of a worker's chunks.
 
 The server's clock may jump when another host takes over. A jump ahead makes all leases lapse together, which
 `Renewals` handles. After a jump back, leases of dead processes would last longer, which `BOUND` prevents.
@@ -80,8 +80,8 @@ def move(
     do
         Adds to a pipeline the commands that move the job.
     until
-        The job is not moved if its lease ends later than this (s since 1970): the holder has renewed the
-        lease.
+        The job is not moved if its lease ends later than this (s since 1970), because the holder has then
+        renewed the lease.
     """
     connection: Any = client
     wanted = connection.pipeline()

@@ -16,8 +16,8 @@ from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS
 from rankmill.jobs.system import system
 
 _MODELS = 100
-"""Metrics are kept for at most this many models. If a further model scores, the metrics of the model whose
-last chunk is oldest are dropped.
+"""Metrics are kept for at most this many models. If a further model scores, the model that has scored nothing
+for longest loses its metrics.
 """
 
 SCORE_BUCKETS = (
@@ -78,7 +78,7 @@ class ModelFigures(Collector):
         seconds: float | None,
         outputs: int = 1,
     ) -> None:
-        """Count a chunk's scores, and the seconds until its result if these are known.
+        """Count a chunk's scores. If the seconds until its result are known, count them, too.
 
         `scores` has `outputs` numbers for each row, all NaN for a row without a score.
         """

@@ -4,7 +4,7 @@ The next job is for the tenant with the lowest count: the pairs that workers hav
 divided by the tenant's weight. A tenant's runs are chosen in the same way.
 
 The chunks of a bulk run wait in the run's own list, and all requests of a tenant in one list. RQ's own list
-contains only jobs that callers enqueue by name, and a chunk for each worker that waits at that list.
+contains only jobs that callers enqueue by name, and one chunk for each worker that waits at this list.
 `waiting.lua` describes the keys of the queue's scripts. The cost of taking a job does not depend on how many
 jobs wait.
 """
@@ -27,8 +27,8 @@ IDLE_SECONDS = 5
 
 _PUT_BACK_FIRST, _PUT_BACK_AT_ONCE = 4, 1000
 """The first call of the script `_PUT_BACK` looks for at most `_PUT_BACK_FIRST` jobs, and each further call
-for at most `_PUT_BACK_AT_ONCE`. If a job is lost, the script reads whole lists: 100,000 jobs take tens of
-milliseconds.
+for at most `_PUT_BACK_AT_ONCE`. If a job is lost, the script reads whole lists, which takes tens of
+milliseconds for 100,000 jobs.
 """
 
 _REMOVE_AT_ONCE = 100
@@ -132,12 +132,12 @@ class OrderedQueue(RQQueue):
         """Put back lost jobs of a run, and return how many were put back.
 
         A job is lost if its hash says that it waits, pauses or runs, but no list has it. A job is never put
-        into the queue twice. If Redis has lost only the lease of a job that a worker is scoring, the job is
-        put back, and may be scored twice.
+        into the queue twice. But if Redis has lost only the lease of a job, and a worker is still scoring the
+        job, it is put back and may be scored twice.
 
-        The first few of `job_ids`, which the producer needs first, are looked up first. If none of them is
-        missing from the lists, the other jobs are not looked up. If Redis has lost the run's entry in the
-        sorted set that decides which run is next, the entry is added again.
+        The first few of `job_ids` are looked up first, because the producer needs them first. If none of
+        these is lost, the other jobs are not looked up. If Redis has lost the run's entry in the sorted set
+        that decides which run is next, the entry is added again.
         """
         if not job_ids:
             return 0
@@ -196,9 +196,9 @@ class OrderedQueue(RQQueue):
         return Taken(*_TAKE.run(self.connection, places, *arguments, *alone))
 
     def claim_idle(self, most: int) -> int:
-        """Take up to `most` workers from the list of idle workers, and return how many were taken.
+        """Remove up to `most` workers from the list of idle workers, and return how many were removed.
 
-        No worker is taken while jobs wait, because idle workers will take these jobs.
+        While jobs wait, no worker is removed, because idle workers will take these jobs.
         """
         return int(_CLAIM_IDLE.run(self.connection, self._places, most))
 

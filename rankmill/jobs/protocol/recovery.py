@@ -1,4 +1,6 @@
-"""Recovery of jobs whose attempt failed or whose worker died: they run again, or their run gets a failure."""
+"""Recovery of jobs whose attempt failed or whose worker died. Such a job runs again, or a failure is written
+to its run.
+"""
 
 from __future__ import annotations
 
@@ -130,9 +132,9 @@ def clean_queue(
     now
         Time of the server's clock when the caller renewed its own leases (s since 1970).
     trusts_leases
-        Whether a lapsed lease means that its worker is dead. False after an outage or a jump of the server's
-        clock. If false, only two things are done: jobs that were taken and never begun are put back, and
-        leases and reports that end too late are shortened.
+        Whether a lapsed lease means that its worker is dead. This is false after an outage or a jump of the
+        server's clock. If it is false, only two things are done: jobs that were taken but never begun are put
+        back, and leases and reports that end too late are shortened.
     """
     _guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))
     _guarded(partial(bound_reports, queue.connection, queue.name, seconds))
@@ -150,14 +152,14 @@ def clean_queue(
 
 
 def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float, seconds: float = math.inf) -> None:
-    """Retry jobs whose lease lapsed by `until` (s since 1970), or give them up. After `seconds`, leave the
-    remaining jobs to the next call.
+    """Retry jobs whose lease lapsed by `until` (s since 1970), or give these jobs up. When `seconds` have
+    passed, the remaining jobs are left to the next call.
 
     This replaces RQ's `StartedJobRegistry.cleanup`, which stops at the first job that it cannot read.
     """
     connection: Any = queue.connection
     leases, began = queue.started_job_registry.key, system.monotonic()
-    # The first span has leases of ScoringWorkers. The second span has leases of plain RQ workers, and those
+    # The first span has leases of ScoringWorkers. The second span has leases of plain RQ workers, and leases
     # that `hand_on_jobs` has ended.
     spans = [(until + OURS, until + RQ_DELAY), (0, until)]
     with connection.pipeline(transaction=False) as pipe:

@@ -1,10 +1,10 @@
 """Refusals of runs: which workers refuse a run, why, and until when.
 
 A run that no worker has begun ends as soon as all live workers refuse it. A run that a worker has begun ends
-only when all live workers have refused it for the length of a lease, because the worker that began it may be
-missing for a while: the server may have lost that worker's report, or the worker may be starting again. A
-worker counts as live while it has a report, which it renews within a lease. Drained workers, which take no
-new chunks, do not count.
+only when all live workers have refused it for the length of a lease. The reason is that the worker that began
+it may be missing for a while: the server may have lost that worker's report, or the worker may be starting
+again. A worker counts as live while it has a report, which it renews within a lease. Drained workers, which
+take no new chunks, do not count.
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ class RunRefusals:
         ttl
             Redis keeps all refusals of the run until this many seconds after the latest one.
         in_redis
-            Whether the run was put into Redis; false for a job that contains its pairs. If a run that was put
-            into Redis is gone, for instance because it was cancelled, all of its refusals are deleted.
+            Whether the run was put into Redis. This is false for a job that contains its pairs. If it is
+            true, but the run is gone, for instance because it was cancelled, all refusals of the run are
+            deleted.
         """
         key = keys.refusals(run_id)
         now = server_time(self._client)
@@ -122,5 +123,7 @@ class RunRefusals:
             self._client.hdel(keys.refusals(run_id), self._worker)
 
     def _has_begun(self, run_id: str) -> bool:
-        """Return whether a worker has begun the run, and so settled facts such as the precision."""
+        """Return whether a worker has begun the run. If so, the worker has also settled facts, such as the
+        precision.
+        """
         return bool(self._client.exists(keys.settled(run_id)))

@@ -1,4 +1,5 @@
-"""Functions for producers and workers that use private parts of RQ; no other module of `rankmill.jobs` does.
+"""Functions that use private parts of RQ, for producers and workers. No other module of `rankmill.jobs` uses
+them.
 
 `tests/workers/rq/test_contract.py` names every part of RQ used here, and fails when RQ changes one.
 """
@@ -38,12 +39,12 @@ def executions_of(worker: str) -> str:
 
 
 def enqueue(queue: Queue, job: Job, pipe: Pipeline, *, at_front: bool = False) -> None:
-    """Put a job that RQ already knows into a queue, as `Job.retry` and RQ's scheduler do."""
+    """Put a job that RQ already knows into a queue. `Job.retry` and RQ's scheduler do the same."""
     queue._enqueue_job(job, pipeline=pipe, at_front=at_front)
 
 
 def save_jobs(queue: Queue, jobs: list[Any], pipe: Pipeline) -> None:
-    """Save new jobs of a queue, as `Queue.prepare_data` makes them, without putting them into a list."""
+    """Save new jobs of a queue, which `Queue.prepare_data` has made, without putting them into a list."""
     saving = RQQueue(queue.name, connection=queue.connection, serializer=queue.serializer)
     saving.enqueue_many(jobs, pipeline=pipe)
 

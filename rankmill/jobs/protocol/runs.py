@@ -74,7 +74,7 @@ class Deleted(NamedTuple):
     waiting
         Number of the run's jobs that waited or paused.
     wrong
-        Why some of the run's scores are wrong, if a worker has reported that; otherwise ``None``.
+        Why some of the run's scores are wrong; ``None`` if no worker has reported that.
     """
 
     waiting: int
@@ -102,8 +102,8 @@ class RunStore:
 
     @property
     def patrol_seconds(self) -> float:
-        """A producer waits at least this many seconds between two checks of its run and its queue's
-        workers.
+        """A producer checks its run and the workers of the queue. Two checks are at least this many seconds
+        apart.
         """
         return 0.2
 
@@ -195,7 +195,7 @@ class RunStore:
         return read_run(run_id, raw) if raw else None, payload
 
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
-        """Settle (decide) facts such as the precision for all chunks of a run, and return the settled facts.
+        """Settle (decide) for all chunks of a run facts such as the precision, and return the settled facts.
 
         The first value that any caller proposes for a fact counts. If the run is gone, `mine` is returned.
 
@@ -206,8 +206,8 @@ class RunStore:
         mine
             The facts that the caller proposes.
         over
-            Whether to replace the facts in Redis. A producer that already has results does so, because the
-            server may have lost the facts of these results, and a worker may have settled other facts since.
+            Whether to replace the facts in Redis. A producer that already has results does so: the server may
+            have lost the facts of these results, and a worker may have settled other facts after that.
         """
         facts = [word for name, fact in mine._asdict().items() for word in (name, fact or "")]
         places = keys.run(run.id), keys.settled(run.id)
@@ -407,8 +407,8 @@ class RunStore:
         run
             The run that the job's id stands for.
         which
-            Tells this execution apart from others with the same job id: a caller may give a later job the
-            same id, and RQ may repeat a job.
+            Tells this execution from others that have the same job id. There may be others, because a caller
+            may give a later job the same id, and RQ may repeat a job.
         usage
             What the job has used.
         """
@@ -508,8 +508,8 @@ class RunStore:
         """
         pending, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*pending, *done])]
-        # Delete the first batch of pairs together with the run: if this process dies in between, nobody
-        # deletes the pairs that are left. Most runs have only one batch.
+        # Delete the first batch of pairs together with the run, because nobody would delete these pairs if
+        # this process died in between. Most runs have only one batch.
         mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]
         mine.append(keys.cancelled(run.id))
         # Do not use a transaction: a full server refuses it, and deleting runs makes room. Delete the run
@@ -525,8 +525,8 @@ class RunStore:
             *_, note = pipe.execute()
         for names in pairs[1:]:  # a full server accepts this, but refuses the script below
             self.redis.unlink(*names)
-        # Remove jobs in lists before paused jobs: `remove_run` also ends the run's turns, so that workers
-        # take no more of its jobs.
+        # Remove the jobs in lists first, and the paused jobs later: `remove_run` also ends the run's turns,
+        # so that workers take no more of the run's jobs.
         queue = self.queue(run.queue)
         removed = queue.remove_run(run.id, pending)
         for batch in _batches([keys.job_id(run.id, chunk) for chunk in pending]):

@@ -41,8 +41,8 @@ class Script:
         """Run the script and return its reply. If `client` is a pipeline, add the script, and return the
         pipeline.
 
-        A pipeline gets the script's text and not only its digest: the server may not know the digest, and
-        within a transaction it is too late to send the text.
+        A pipeline gets the script's text, not only the digest of the text: the server may not know the
+        digest, and within a transaction it would be too late to send the text.
         """
         parameters = (len(keys), *keys, *arguments)
         if isinstance(client, Pipeline):

@@ -74,7 +74,7 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
         key = Job.key_for(job_id)
         fields = connection.hgetall(key)
         if b"data" not in fields:
-            return None  # Redis has lost the job, of which some fields may be left
+            return None  # Redis has lost the job; some fields may be left
         unpacked(fields[b"data"])
         _check_numbers(fields)
         fields.pop(b"webhooks", None)  # nothing calls webhooks, and RQ logs a traceback for damaged ones

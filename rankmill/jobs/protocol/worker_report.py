@@ -58,7 +58,7 @@ LatencyCounts = Annotated[
 
 
 class GpuReport(WireModel):
-    """A worker's GPU: the share of time in which it is busy, its memory in bytes, and its temperature.
+    """The state of a worker's GPU: share of time in which it is busy, memory in bytes, and temperature.
 
     Everything that uses the GPU counts, not only this worker. ``None`` means unknown.
     """
@@ -166,8 +166,8 @@ def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerRep
 
 
 def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
-    """Shorten the expiry of workers' reports that last too long because the server's clock has jumped
-    back.
+    """Shorten the expiry of those workers' reports that would last too long, because the server's clock has
+    jumped back.
     """
     names, longest = listed_workers(client, queue), max(seconds, UNRENEWED_SECONDS)
     with client.pipeline(transaction=False) as pipe:
@@ -218,7 +218,8 @@ def _died(client: Any, name: str) -> bool:
     """Return whether a listed worker that has no report is dead.
 
     The worker is dead if its hash marks a ScoringWorker, because live ScoringWorkers have reports. The worker
-    also counts as dead if its hash has no time of birth: it has ended, or the server has lost its hash.
+    also counts as dead if the hash has no time of birth: then the worker has ended, or the server has lost
+    the hash.
     """
     try:
         born, mark = client.hmget(WORKER_PREFIX + name, "birth", SCORING_FIELD)

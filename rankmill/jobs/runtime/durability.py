@@ -40,7 +40,7 @@ _said: set[tuple[str, str]] = set()
 class Risk(BaseModel):
     """A loss of data that the settings of the Redis server allow.
 
-    ``is_known`` is false if the server does not tell the settings on which the loss depends.
+    ``is_known`` is false if the server does not tell the settings that decide whether the loss can happen.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -91,7 +91,9 @@ class Durability(BaseModel):
         )
 
     def _risks(self) -> Iterator[tuple[RiskName, bool, str]]:
-        """Yield for each risk its name, whether it is known, and a sentence without its subject, Redis."""
+        """Yield each risk: its name, whether it is known, and a sentence, in which the subject Redis is left
+        out.
+        """
         policy = self.maxmemory_policy
         if self.maxmemory != 0 and policy != "noeviction":
             says = f"evicts keys when its memory is full (maxmemory-policy {policy})"
@@ -160,7 +162,8 @@ def _number(value: object) -> int | None:
 
 
 def warn_of_risks(durability: Durability | None, url: str, concerns: Concerns) -> None:
-    """Log the losses of data that a server's settings allow. Each kind of loss is logged once for a server.
+    """Log the losses of data that a server's settings allow. For each server, a kind of loss is logged only
+    once.
 
     Parameters
     ----------

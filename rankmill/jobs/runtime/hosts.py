@@ -13,7 +13,8 @@ from pathlib import Path
 from rankmill.jobs.runtime.installation import require_packages
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""The largest number of padded tokens in a batch, by device, until the worker finds a better number.
+"""By device, the largest number of padded tokens in a batch. The worker uses this number until it finds a
+better one.
 
 With fewer tokens, the device may be idle. With more, batches have more padding, and the CPU's caches may be
 too small.
@@ -59,9 +60,9 @@ def require_worker_packages(*more: str) -> None:
 def thread_environ(threads: int) -> dict[str, str]:
     """Return environment variables that limit a process to this many CPU threads.
 
-    Set them before the process starts: libraries read them when they are imported. OMP_WAIT_POLICY keeps
-    waiting threads from spinning, which would take the cores of other processes. If this process's
-    environment has another value, that value is used.
+    Set the variables before the process starts, because libraries read them on import. OMP_WAIT_POLICY keeps
+    waiting threads from spinning, which would take cores from other processes. If this process already has a
+    value of OMP_WAIT_POLICY, that value is used.
     """
     count = str(threads)
     policy = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")

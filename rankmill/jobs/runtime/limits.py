@@ -28,7 +28,9 @@ class Cgroups:
     own: Path = Path("/proc/self/cgroup")
 
     def cores(self) -> float | None:
-        """CPU seconds that the tightest quota allows in each second, or ``None`` without a quota."""
+        """The number of cores that the tightest quota allows (CPU seconds in a second), or ``None`` without a
+        quota.
+        """
         quotas = [tuple(_read(folder / "cpu.max").split()) for folder in self._groups("")]
         for folder in self._groups("cpu"):
             quotas.append((_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")))

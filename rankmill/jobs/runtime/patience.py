@@ -32,9 +32,9 @@ changing the password at this moment.
 """
 
 _CUT_OFF_SECONDS = 0.1
-"""If a connection breaks after a command ran longer than this (s), the time that the command ran does not
-count as waiting, because the server may have been working on the command. The pauses between attempts do
-count, because a proxy whose server is away may accept each connection and close it later.
+"""A command that has run longer than this (s) when its connection breaks may have been at work in the server.
+So the time that it ran does not count as waiting. The pauses between attempts do count, because a proxy whose
+server is away may accept each connection and close it later.
 """
 
 _LOOK_SECONDS = 0.5
@@ -51,8 +51,8 @@ _SMALL_BYTES = 2**20
 """Every server accepts values up to this size (bytes), because proto-max-bulk-len cannot be lower."""
 
 _CUTS = 4
-"""A value counts as refused for its size if sending it breaks the connection this many times, and the server
-answers a PING after each break.
+"""If sending a value breaks the connection this many times, and the server answers a PING after each break,
+the value counts as refused because of its size.
 """
 
 _BACKOFF = Backoff(first=0.1, longest=1.0, jitter=0.5)
@@ -109,7 +109,7 @@ def _reply(error: BaseException) -> tuple[str, str]:
 
 
 def _was_cut_off(error: BaseException, seconds: float) -> bool:
-    """Return whether a connection broke while the server may have been working on a command.
+    """Return whether a connection broke at a time when the server may have been working on a command.
 
     `seconds` is the time since the command was sent. A connection that cannot be made is not cut off.
     """
@@ -263,15 +263,15 @@ def redis_errors() -> Iterator[None]:
 def each_reply(client: redis.Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Run several commands in one round trip, and return their replies.
 
-    A command that can never succeed, for instance because of a damaged key, has its error as the reply. A
-    command that the server cannot serve now is sent again by itself, and waits as any command does.
+    If a command can never succeed, for instance because of a damaged key, its reply is the error. If the
+    server cannot serve a command now, the command is sent again alone, and waits as any command does.
 
     Parameters
     ----------
     client
         The client.
     commands
-        For each command the name of a method of the client, and the arguments.
+        For each command, the name of the client's method and the arguments.
     """
     with client.pipeline(transaction=False) as pipe:
         for name, *arguments in commands:

@@ -21,7 +21,7 @@ from rankmill.jobs.runtime.patience import InTime
 from rankmill.jobs.system import system
 
 _SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
-"""Schemes of Sentinels' URLs, each with the scheme for the servers that the Sentinels name."""
+"""By the scheme of a URL that names Sentinels, the scheme for the servers that the Sentinels name."""
 
 _PORT = 26379
 
@@ -169,8 +169,8 @@ class MasterFinder:
 class MasterConnection(InTime, redis.Connection):
     """A connection that asks `finder` for the master whenever it connects.
 
-    If the master has moved, the connection is closed between two commands: the old master may still accept
-    writes for some seconds, which are then lost.
+    If the master has moved, the connection is closed between two commands, because the old master may still
+    accept writes for some seconds. These writes would be lost.
     """
 
     def __init__(self, *, finder: MasterFinder, **options: Any) -> None:

@@ -306,7 +306,7 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
 
 
 def _made_spec(values: Mapping[str, Any], names: Iterable[str] = ()) -> ScoreSpec:
-    """Make a spec of `values`, after reading the prompt template that they name.
+    """Make a spec of `values`. They may name a prompt template, which is read first.
 
     Raises `ConfigError` if the template cannot be read or a value is not valid. For an unknown option, the
     message suggests one of `names`.
@@ -403,7 +403,7 @@ def _all_settings() -> set[str]:
 
 
 def validate(merged: Mapping[str, Sourced]) -> Settings:
-    """Validate the core's settings in `merged`. `WorkerSettings.of` validates those of extensions.
+    """Validate the core's settings in `merged`. `WorkerSettings.of` validates the settings of extensions.
 
     Raises `ConfigError` for an unknown option, or for the first setting that is not valid.
     """
@@ -488,8 +488,8 @@ def config_file(
 ) -> Path | None:
     """Return the path of the config file, or ``None`` if neither `config` nor ``RANKMILL_CONFIG`` names one.
 
-    The result is `config`, or else ``RANKMILL_CONFIG``. Each of them can be a path or the name of a shipped
-    file. A path is returned even if no file exists there.
+    `config` comes before ``RANKMILL_CONFIG``. Each of the two can be a path or the name of a shipped file. A
+    path is returned even if no file exists there.
 
     Raises
     ------

@@ -2,8 +2,8 @@
 
 The module uses only OpenTelemetry's API, which does nothing until the process sets up an SDK, for example
 with ``opentelemetry-instrument``. A chunk's span begins when the chunk is submitted and ends when the
-producer has its result. The worker's spans are children of the chunk's span, whose context travels in the
-job's metadata.
+producer has its result. The worker's spans are children of the chunk's span. To make this possible, the job's
+metadata carry the context of the chunk's span.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _tracer = trace.get_tracer("rankmill")
 def begin(name: str, parent: Span | None = None, **attributes: str | int) -> Span:
     """Begin a span, which the caller must end.
 
-    The span is below `parent`, or else below the current span. Without both, it begins a new trace.
+    The span is below `parent`; without `parent`, it is below the current span. Without either, it begins a
+    new trace.
     """
     context = trace.set_span_in_context(parent) if parent else None
     return _tracer.start_span(f"rankmill.{name}", context, attributes=_prefixed(attributes))

@@ -138,8 +138,8 @@ class LoopClient(Client):
             self._beginning.release()
 
     async def _turn(self, deadline: float) -> None:
-        """Wait until fewer than `_BEGINNING` other runs of this client are being started. Raises `RunTimeout`
-        at `deadline`.
+        """Wait until this client is starting fewer than `_BEGINNING` other runs. Raises `RunTimeout` at
+        `deadline`.
         """
         seconds = None if math.isinf(deadline) else deadline - system.monotonic()
         try:
@@ -196,15 +196,15 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """With ``all_labels``, the labels of a row's scores, in the same order as the scores. Empty until a
-        scored chunk was read.
+        """With ``all_labels``, the labels of a row's scores, in the order of the scores. Empty until a scored
+        chunk was read.
         """
         return self._run.labels
 
     @property
     def found(self) -> Sequence[str | None]:
-        """The tokens of each row read so far, as the JSON of a `TokensFound`. This list is only filled for a
-        run that asks workers for tokens instead of scores.
+        """The tokens of each row read so far, as the JSON of a `TokensFound`. The list is empty unless the
+        run asks workers for tokens instead of scores.
         """
         return self._run.found
 

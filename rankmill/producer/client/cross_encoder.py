@@ -78,8 +78,9 @@ class CrossEncoder:
     - Assignments to most attributes.
     - Calls that name no prompt, if ``prompts`` was given without ``default_prompt_name``.
 
-    torch is imported only for tensors as results, for an ``activation_fn`` other than `torch.nn.Identity` and
-    `torch.nn.Sigmoid`, and for `device`; transformers is imported only for `tokenizer` and `config`.
+    torch is imported only for results that are tensors, for `device`, and for an ``activation_fn`` that is
+    neither `torch.nn.Identity` nor `torch.nn.Sigmoid`. transformers is imported only for `tokenizer` and
+    `config`.
 
     Parameters
     ----------
@@ -91,10 +92,10 @@ class CrossEncoder:
     max_length, revision
         As in the settings of these names.
     num_labels
-        Number of the model's outputs. Calls fail if the model has another number, unless ``label`` is set or
+        Number of the model's outputs. If the model has another number, calls fail, unless ``label`` is set or
         ``long`` is ``split``.
     activation_fn
-        Function from logits to scores; by default the model's own.
+        Function that turns logits into scores; by default the model's own function.
     prompts, default_prompt_name
         Texts to put before the query of a pair, by name; and the name of the default text.
     device
@@ -247,23 +248,23 @@ class CrossEncoder:
         Parameters
         ----------
         inputs
-            Pairs of texts, one pair, or a table with the columns ``query`` and ``passage``, of any kind that
-            `Client.submit` takes. The older name is ``sentences``.
+            Pairs of texts, or one pair. Or a table with the columns ``query`` and ``passage``, of any kind
+            that `Client.submit` takes. The older name is ``sentences``.
         prompt_name, prompt
             The prompt, by name or as text; by default the constructor's, or else the model's own.
         show_progress_bar
             Whether to show progress, in Jupyter or on standard error.
         activation_fn
-            Function from logits to scores; by default the constructor's. The older name is
+            Function that turns logits into scores; by default the constructor's. The older name is
             ``activation_fct``.
         convert_to_numpy, convert_to_tensor
-            Whether the result is an array (the default), a tensor, or a list of tensors.
+            These say whether the result is an array (the default), a tensor, or a list of tensors.
         apply_softmax
-            Whether the scores of a pair are normalized to add up to 1, for a model with several outputs.
+            For a model with several outputs: whether the scores of a pair are normalized to add up to 1.
         batch_size, device, pool, chunk_size
             These have no effect.
         older
-            Arguments by their older names, and ``num_workers``, which has no effect.
+            Arguments by their older names. Also ``num_workers``, which has no effect.
 
         Returns
         -------
@@ -356,8 +357,8 @@ class CrossEncoder:
 
     @property
     def num_labels(self) -> int:
-        """Number of scores that the model gives to a pair. If this object has not scored anything yet, it
-        scores one pair to find out.
+        """Number of scores that the model gives to a pair. To find this number, the object scores one pair if
+        it has not scored anything yet.
         """
         if not self._found_labels:
             self._scores([("a", "b")], None, None, show_progress=False)
@@ -648,7 +649,7 @@ def _state(loaded: Any) -> str:
 
 
 def _is_pair(inputs: Any) -> bool:
-    """Whether `inputs` has the form of one pair, not of a list of pairs; its length is not checked."""
+    """Whether `inputs` looks like one pair, and not like a list of pairs. Its length is not checked."""
     if isinstance(inputs, np.ndarray):
         return inputs.size > 0 and inputs.ndim < 2 and inputs.dtype.names is None
     return isinstance(inputs, list | tuple) and len(inputs) > 0 and isinstance(inputs[0], str)

@@ -150,14 +150,14 @@ class RunStats:
     to its scores, without the time for loading the model. ``tokenize_seconds`` and ``forward_seconds`` are
     parts of that time.
 
-    ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last scored chunk, or
-    ``None`` if they are not known. ``kind`` is only known for a deterministic run; if two runs of a model
-    have the same kind, they give a pair the same score, bit for bit. ``bounds`` are the proven bounds (see
+    ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` say how the last scored chunk was
+    scored; ``None`` means unknown. ``kind`` is only known for a deterministic run. If two runs of a model
+    have the same kind, a pair gets the same score in both, bit for bit. ``bounds`` are the proven bounds (see
     `bound`) of all chunks.
 
-    ``reference`` is ``own`` if the model was too large to compare the workers' logits with those in fp32. The
-    bounds then come from a comparison with the logits that transformers computes in the worker's precision.
-    Otherwise, ``reference`` is ``None``.
+    ``reference`` is ``own`` if the model was too large to compare the workers' logits with logits in fp32.
+    The bounds then come from a comparison with the logits that transformers computes in the worker's
+    precision. Otherwise, ``reference`` is ``None``.
     """
 
     rows: int = 0
@@ -181,8 +181,8 @@ class RunStats:
     def bound(self) -> float | None:
         """The proven bound on the difference between the workers' logits and the model's own. Workers prove
         the bound on probes, which are test pairs. In fp32 the bound leaves room for rows that differ more
-        than the probes. In other precisions, a few rows may differ by more than the bound. ``None`` if the
-        bound of a chunk that was read is not proven.
+        than the probes. In other precisions, a few rows may differ by more than the bound. If the bound is
+        not proven for each chunk that was read, this is ``None``.
         """
         return worst(self.bounds)
 
@@ -224,7 +224,7 @@ class RunStats:
 
 
 class Join(NamedTuple):
-    """Functions that combine the tables, the progress and the numbers of rows of several runs.
+    """Functions that combine the tables of several runs, their progress, and their numbers of rows.
 
     ``places`` has the row numbers that each run scores. It is empty if every run scores all rows.
     """
@@ -259,12 +259,12 @@ class ScoringRun(Generic[RowScore]):
         self.stats = RunStats()
         """Statistics of the rows that were read so far, such as their tokens and workers."""
         self.labels: tuple[str, ...] = ()
-        """With ``all_labels``, the labels of a row's scores, in the same order as the scores. Empty until a
-        scored chunk was read.
+        """With ``all_labels``, the labels of a row's scores, in the order of the scores. Empty until a scored
+        chunk was read.
         """
         self.found: list[str | None] = []
-        """The tokens of each row read so far, as the JSON of a `TokensFound`. This list is only filled for a
-        run that asks workers for tokens instead of scores.
+        """The tokens of each row read so far, as the JSON of a `TokensFound`. The list is empty unless the
+        run asks workers for tokens instead of scores.
         """
 
     @property
@@ -375,9 +375,9 @@ class ScoringRun(Generic[RowScore]):
     def __iter__(self) -> Iterator[RowScore]:
         """Yield the scores in input order, each as soon as it is available.
 
-        A score is a float, or with ``all_labels`` a list of floats; for a row in `errors` it is NaN. Scores
-        that a call of `scores` has read come first. Raises `InputError` if the run was iterated before; after
-        `RunTimeout` or `NoWorkers`, another iteration goes on with the next row.
+        A score is a float, or with ``all_labels`` a list of floats. For a row in `errors`, the score is NaN.
+        Scores that a call of `scores` has read come first. Raises `InputError` if the run was iterated
+        before; after `RunTimeout` or `NoWorkers`, another iteration goes on with the next row.
         """
         if self._was_iterated and self._is_read:
             raise self._read_before()
@@ -436,8 +436,8 @@ def joined(runs: Sequence[ScoringRun[Any]], join: Join) -> ScoringRun[Any]:
 def cancelled_on_error(runs: Sequence[ScoringRun[Any]]) -> Iterator[None]:
     """Cancel all of `runs` if the ``with`` block raises an error.
 
-    If a wait has ended too early (`StillWaiting`), the message of the raised error says that the runs are
-    cancelled.
+    If the error is that a wait has ended too early (`StillWaiting`), the raised error also says that the runs
+    are cancelled.
     """
     try:
         yield

@@ -36,8 +36,8 @@ def in_notebook() -> bool:
 def shown(
     progress: Callable[[], Progress], total: int | None, show: bool | None
 ) -> Iterator[Callable[[], None]]:
-    """Show a bar with the progress of `total` rows. Yields a function that updates the bar; call it from time
-    to time.
+    """Show a bar with the progress of `total` rows. Yields a function that updates the bar. Call this
+    function from time to time.
 
     If `show` is ``None``, a bar is shown only in Jupyter.
     """

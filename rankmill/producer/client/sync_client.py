@@ -113,8 +113,8 @@ class Client:
         A wait for scores ends with `NoWorkers` if no worker has listened on the queue for this many seconds;
         ``None`` means never.
     settings
-        All settings, in place of `options`; by default those of the environment, the config file and the
-        defaults.
+        All settings, in place of `options`. By default, settings come from the environment, the config file
+        and the defaults.
     options
         Values for settings of ``configs/base.yaml`` by name, such as ``model`` or ``queue``.
 
@@ -161,9 +161,9 @@ class Client:
     def embedded(cls, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]) -> Client:
         """Make a client that has its own server and workers on this host, for a notebook or a script.
 
-        Server and workers end with `close`, the ``with`` block, or this process, even if it is killed. This
-        needs ``rankmill[worker]``. `settings` and `options` are as in the constructor; settings of workers,
-        such as ``device``, may be given too.
+        Server and workers end with `close`, with the ``with`` block, or with this process, even if it is
+        killed. The package ``rankmill[worker]`` must be installed. `settings` and `options` are as in the
+        constructor; settings of workers, such as ``device``, may be given too.
 
         Raises
         ------
@@ -509,9 +509,9 @@ class Client:
         Raises
         ------
         InputError
-            Not exactly one kind of rows is given, a column does not exist, an item is not a row of its kind,
-            or the model is an alias for several versions. Or a detached run has no rows, or its rows need
-            more than `window_mib`.
+            No kind of rows is given, or more than one; a column does not exist; an item is not a row of its
+            kind; or the model is an alias for several versions. Or the run is detached, and has no rows, or
+            rows that need more than `window_mib`.
         ConfigError
             The priority or a part of the spec is unknown or invalid, or `columns` are too many or too few.
         RedisUnavailable, RedisFailed
@@ -579,7 +579,7 @@ class Client:
         Parameters
         ----------
         inputs, output
-            As in score-file, but the paths are those on the runners' hosts, not on this one.
+            As in score-file, but the paths are paths on the runners' hosts, not on this one.
         webhook
             URL that a runner calls when the run has ended.
         options
@@ -677,8 +677,8 @@ class Client:
         """Divide the rows of `pairs` among the versions of the alias `choice`, and start a run for each
         version that gets rows. Returns one handle for all these runs.
 
-        If the alias has a shadow model, that model also scores the rows, and its scores are dropped. Rows
-        that ask for tokens do not go to the shadow model.
+        If the alias has a shadow model, the shadow model also scores the rows, and these scores are dropped.
+        Rows that ask for tokens do not go to the shadow model.
         """
         inputs, columns = self._kind(columns, spec)
         tables = [*cut_pairs(pairs, columns, Sizing(MAX_CHUNK_ROWS), inputs)]

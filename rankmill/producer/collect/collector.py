@@ -101,7 +101,7 @@ class FinishedChunk(NamedTuple):
     ``result`` is ``None`` in three cases, in which nothing is written:
 
     - The journal already has the result.
-    - All scores are those of an earlier output.
+    - All scores come from an earlier output.
     - The chunk failed, and only some of its rows were sent to workers. A resumed run tries the chunk again.
     """
 
@@ -118,8 +118,8 @@ class Accepted(NamedTuple):
     taken
         The results, each with its piece (a chunk or a part of one).
     jobless
-        Chunks, or parts of chunks, that may have no job in Redis, each with the reason. Either the result of
-        the chunk or part cannot be used, or the part is one half of a chunk whose worker died.
+        Chunks, or parts of chunks, that may have no job in Redis, each with the reason. A chunk or part is
+        here if its result cannot be used, or if it is one half of a chunk whose worker died.
     used
         Tokens and device time of each finished chunk, by the index of the result that finished the chunk.
     """
@@ -140,7 +140,7 @@ class HowScored:
     spec
         The spec of the run.
     first
-        Statistics of a chunk that is already scored, if there is one.
+        Statistics of a chunk that is already scored; ``None`` if there is none.
     """
 
     def __init__(self, spec: ScoreSpec, first: ChunkStats | None) -> None:
@@ -179,7 +179,7 @@ class HowScored:
 
 
 class Collector:
-    """Holds the chunks of a run from when they are cut until the caller takes their scores.
+    """Holds each chunk of a run from the time when it is cut until the caller takes its scores.
 
     The number of a chunk is the number of its first row in the input. The window limits how many pieces
     (chunks or parts of chunks) wait for a result at the same time. Chunks may finish in any order, so a late
@@ -231,8 +231,8 @@ class Collector:
         self.pieces: dict[ChunkId, Piece] = {}
         """The chunks, or parts of chunks, that have no result yet, by id."""
         self.answered: list[ChunkId] = []
-        """Ids of chunks, or of parts of chunks, that have a result, but whose pairs may still be in Redis.
-        `LiveRun.forget` deletes the pairs there, and empties this list.
+        """Ids of chunks, or of parts of chunks, that have a result, but may still have pairs in Redis.
+        `LiveRun.forget` deletes these pairs, and empties this list.
         """
         self.fatal: ChunkFailure | None = None
         """The failure that makes it impossible to score the run, if there is one."""
@@ -247,7 +247,7 @@ class Collector:
         self._load = Load()
         self._payloads: dict[ChunkId, int] = {}
         self._payload_share = 1.0
-        """Bytes of encoded payload for each byte of a table, in the chunks that were sent last."""
+        """Size of an encoded payload divided by the size of its table, in the chunks that were sent last."""
 
     @property
     def ready(self) -> bool:
@@ -401,7 +401,8 @@ class Collector:
         return piece is not None and len(result.scores) == len(piece.table)
 
     def _objection(self, result: ChunkResult | BadResult) -> str | None:
-        """Return why a result cannot be used, or ``None`` if it can be used or the run does not wait for it.
+        """Return why a result cannot be used. Return ``None`` if it can be used, or if the run does not wait
+        for it.
 
         A result cannot be used if it is unreadable, or if it does not fit the run or the rows that were sent.
         """
@@ -440,8 +441,9 @@ class Collector:
         return used
 
     def rest(self) -> Amounts:
-        """Count the rows of the complete run that no device has scored. ``failed`` counts rows without a
-        score. ``cached`` counts rows whose score comes from an earlier output or from an equal row.
+        """Count the rows of the complete run that no device has scored. ``failed`` is the number of rows
+        without a score. ``cached`` is the number of rows whose score comes from an earlier output or from an
+        equal row.
         """
         failed = self.rows.progress.row_errors
         return Amounts(cached=max(self.cut - self.scored - failed, 0), failed=failed)

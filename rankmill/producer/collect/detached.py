@@ -48,8 +48,8 @@ class DetachedRun(LiveRun):
         self._after = "0"  # id of the last entry that was read from the stream
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
-        """Make the run's collector. It gets all chunks of the run at once, as tables with rows but without
-        columns, because the texts are in Redis.
+        """Make the run's collector. It gets all chunks of the run at once. They are tables with rows but
+        without columns, because the texts are in Redis.
         """
         collector = Collector(self.run, window, RowCounter(0, most_errors=sys.maxsize), reuse=reuse)
         for rows in self._chunks.values():
@@ -58,7 +58,7 @@ class DetachedRun(LiveRun):
         return collector
 
     def restore(self, settled: Settled) -> None:
-        """Write to Redis again what Redis has lost of the run, such as the stream of results.
+        """If Redis has lost a part of the run, such as the stream of results, write it again.
 
         Do nothing if the run's own record is lost: `check_existence` raises `RunExpired` then.
         """
@@ -67,7 +67,7 @@ class DetachedRun(LiveRun):
             self.store.unlist(self.run)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Return `news` and store nothing. `news` are facts that all chunks of the run must share, such as
+        """Return `news`, and store nothing. `news` has facts that all chunks of the run must share, such as
         the precision.
 
         Nothing needs to be stored, because each process that collects the run reads the same first result,

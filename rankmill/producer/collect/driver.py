@@ -74,8 +74,8 @@ class RunDriver:
     ) -> None:
         self.run = kept.run
         self.on_wait: Callable[[], None] = lambda: None
-        """Called again and again while waiting for results or for the server; an exception from it ends the
-        wait.
+        """Called again and again while waiting for results or for the server. An exception that it raises
+        ends the wait.
         """
         self.on_show: Callable[[], None] = lambda: None
         """Called after `on_wait`, to show progress to the caller."""
@@ -109,7 +109,7 @@ class RunDriver:
         """Chunks, or parts of chunks, to send. After an interruption, the next call of `fill` sends them."""
         self._jobless: dict[ChunkId, str] = {}
         """Chunks, or parts of chunks, that may have no job in Redis, each with the reason (see `Accepted`).
-        If one is given up, the errors of its rows state the reason.
+        If a chunk or part is given up, the errors of its rows state the reason.
         """
 
     def begin(self) -> None:
@@ -336,7 +336,7 @@ class RunDriver:
             self.collector.how.settled = self._kept.settle(news, is_last=is_last)
         accepted = self._accept(entries)
         self._kept.forget([entry for entry, _ in entries], self.collector)
-        if self.is_cancelled:  # another thread did this: delete what this thread wrote later
+        if self.is_cancelled:  # by another thread: delete what this one has written since
             self.cancel()
         self._jobless |= accepted.jobless
 
@@ -374,11 +374,11 @@ class RunDriver:
                 span.end()
 
     def _sweep(self) -> None:
-        """Write again what Redis has lost of the run, and send the chunks that have no job."""
+        """If Redis has lost a part of the run, write it again. Also send the chunks that have no job."""
         self._kept.restore(self.collector.how.settled)
         reasons, self._jobless = self._jobless, {}
-        # Read this before looking for the jobs: another process may send a lost chunk of a detached run in
-        # between, and its attempt would count as a failed one.
+        # Read this before looking for the jobs. Otherwise, if another process sends a lost chunk of a
+        # detached run in between, the new attempt would count as a failed one.
         failed = self._store.failed_attempts(self.run)
         pieces = list(self.collector.pieces)
         missing = self._store.missing(self.run, pieces)
@@ -418,7 +418,7 @@ class RunDriver:
         try:
             self._kept.enqueue(payloads)
         finally:
-            if self.is_cancelled:  # another thread did this: delete what this thread wrote later
+            if self.is_cancelled:  # by another thread: delete what this one has written since
                 self.cancel()
         self._unsent = []
         for piece in pieces:

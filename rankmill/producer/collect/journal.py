@@ -58,7 +58,7 @@ _GET = "SELECT scores, CAST(about AS BLOB) FROM chunks WHERE chunk = ?"
 
 
 class Account(WireModel):
-    """What the runs for one output have used: rows, tokens and device time.
+    """The usage of all runs for one output: rows, tokens and device time.
 
     The journal stores this, so that each result is added only once to the account of the run's tenant.
 
@@ -89,7 +89,7 @@ class Finished(WireModel):
     parts
         Number of the files.
     rows, row_errors
-        Numbers of their rows, and of their rows without a score.
+        Number of rows in these files, and number of rows without a score in them.
     first
         Statistics of the run's first scored chunk.
     tally
@@ -159,9 +159,7 @@ class Journal:
 
     @property
     def rows(self) -> int:
-        """Number of the output's rows that have a result: those in part files that are finished, and those in
-        this journal.
-        """
+        """Number of the output's rows that have a result, in finished part files or in this journal."""
         count = """
             SELECT coalesce(sum(rows), 0) FROM chunks WHERE typeof(rows) = 'integer' AND rows BETWEEN 0 AND ?
         """
@@ -345,8 +343,8 @@ class Journal:
     def sealed(self) -> list[str]:
         """Identities of complete output files that `seal` has recorded.
 
-        If the file at the output's path has one of these identities, a producer has moved the complete output
-        there, but was killed before it could end the run.
+        If the file at the output's path has one of these identities, it is the complete output. A producer
+        has moved it there, but was killed before it could end the run.
         """
         return (self._state("output") or "").splitlines()
 

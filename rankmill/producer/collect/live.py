@@ -61,7 +61,8 @@ class LiveRun:
     row_tokens: bool = field(default=False, kw_only=True)
 
     stays: ClassVar = False
-    """Whether pairs and results stay in Redis until they expire, for any process that collects them."""
+    """Whether pairs and results stay in Redis until they expire, so that any process can collect the results.
+    """
     is_brief: ClassVar = False
     """Whether the run is stored together with its first chunks, and deleted together with its last results.
     """
@@ -93,8 +94,8 @@ class LiveRun:
     def restore(self, settled: Settled) -> None:
         """Write the run's record and its stream of results to Redis again if Redis has lost one of them.
 
-        The run's chunks are not written. If `settled` has facts that all chunks must share, such as the
-        precision, they replace those in Redis.
+        The run's chunks are not written. `settled` may have facts that all chunks must share, such as the
+        precision. These replace the facts in Redis.
         """
         self.store.restore(self.run)
         if any(settled):
@@ -130,8 +131,8 @@ class LiveRun:
         return self.store.results(self.run, after="0", block_ms=block_ms)
 
     def look_back(self) -> None:
-        """Make the next call of `results` begin with the first result in the run's stream. Here this does
-        nothing, because every call begins there anyway.
+        """Make the next call of `results` begin with the first result in the run's stream. For this class,
+        there is nothing to do, because every call begins there.
         """
 
     def log(self, piece: Piece, result: ChunkResult) -> None:
@@ -271,7 +272,7 @@ class JournaledRun(LiveRun):
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         used: Mapping[str, Usage] = self.used
         # If a signal came before results were stored, `self.used` counts results that are not in the journal.
-        # They are scored again, so only the usage in the journal counts.
+        # The rows of these results are scored again, so only the usage in the journal counts.
         with suppress(InputError, OutputError):  # cancel the run even if the journal cannot be read
             used = self.journal.account.used
         if self.cleaner.remove(self.run, chunks, hurry=hurry, used=used):

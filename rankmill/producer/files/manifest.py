@@ -1,10 +1,10 @@
 """The manifest of an output: the files, the model and the options on which its rows depend.
 
 A run is resumed only if its manifest is unchanged. With another manifest, the output would mix rows that were
-made in two ways. A file of the input is identified by its path, size, time of last change and a digest of its
-first and last 64 KiB, so a large file takes no longer than a small one. An object in a store is identified by
-its path, its size and its version; if the store has no versions, the time of the last change stands in place
-of the version. A file of the model is identified by all of its bytes.
+made in two ways. A file of the input is identified by path, size, time of last change, and a digest of the
+first and last 64 KiB. So a large file takes no longer than a small one. An object in a store is identified by
+path, size and version. If the store has no versions, the time of the last change stands in place of the
+version. A file of the model is identified by all of its bytes.
 """
 
 from __future__ import annotations

@@ -34,19 +34,19 @@ def part_number(name: str) -> int | None:
 
 
 def is_part(name: str) -> bool:
-    """Whether a file's name is that of a part of an output."""
+    """Whether a file's name shows a part of an output."""
     return _NAME.fullmatch(name) is not None
 
 
 def errors_name(name: str) -> str:
-    """Return the name of a file's list of row errors. For a part it begins with ``_``, so that programs that
-    read the folder of parts skip the list.
+    """Return the name of a file's list of row errors. The list of a part has a name that begins with ``_``,
+    so that programs that read the folder of parts skip the list.
     """
     return f"{'_' if is_part(name) else ''}{name}.errors.jsonl"
 
 
 def is_of_parts(name: str) -> bool:
-    """Whether a file's name is that of a part of an output, or of a part's list of row errors."""
+    """Whether a file's name shows a part of an output, or a part's list of row errors."""
     return is_part(name) or _LIST.fullmatch(name) is not None
 
 

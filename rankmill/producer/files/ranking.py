@@ -41,8 +41,8 @@ own number.
 """
 
 _LOOKED_AT = 1000
-"""Rows with the same hash are checked for equal ids. This is done for at most this many hashes. More are not
-needed, because different ids almost never have the same hash.
+"""If rows have the same hash, their ids are compared. At most this many hashes are handled in this way. More
+are not needed, because different ids almost never have the same hash.
 """
 
 Ids = tuple[str, str]
@@ -65,8 +65,8 @@ class MeanColumn:
 
 
 class HeldRows:
-    """Holds an output's rows with their scores until the last row has come. Then returns them with means or
-    ranks.
+    """Holds an output's rows with their scores until the last row has come, and then returns the rows with
+    means or ranks.
 
     Ranked rows come query by query, in the order in which the queries appeared. Rows without a score are left
     out. If rows are not ranked, all of them are returned in input order.
@@ -293,7 +293,7 @@ def best_first(numbers: Rows, scores: npt.NDArray[np.floating[Any]], ids: pa.Arr
         ``None``, rows with equal scores stay in order.
     """
     order: Rows = np.lexsort((-scores, numbers))
-    # for each row in this order, whether the next row has the same query and the same score
+    # for each row in this order, whether the next row has the same query and score
     is_tied = (np.diff(numbers[order]) == 0) & (np.diff(scores[order]) == 0)
     if ids is not None and is_tied.any():
         places = np.flatnonzero(np.r_[is_tied, False] | np.r_[False, is_tied])

@@ -37,9 +37,9 @@ _Labels = dict[tuple[str, str], int]
 class RankingSource(PairSource):
     """Reads the pairs of a ranking (a run file) in its order, and looks up their texts.
 
-    The columns are those of every ranking (`rankings.SCHEMA`), ``query`` and ``passage``. Judgements add
-    ``relevance`` and ``in_run``. If an id is in no file, its text is null, and `explain` names the id in the
-    row's error.
+    The columns are ``query``, ``passage`` and the columns of every ranking (`rankings.SCHEMA`). Judgements
+    add ``relevance`` and ``in_run``. If an id is in no file, its text is null, and `explain` names the id in
+    the row's error.
 
     Parameters
     ----------
@@ -48,12 +48,12 @@ class RankingSource(PairSource):
     fingerprints
         The `fingerprint` of each of ``files.all``.
     allow_missing
-        Whether a pair with an unknown id becomes a row error. If not, it ends the command before any row is
-        scored. Null texts and empty queries always become row errors.
+        Whether a pair with an unknown id becomes a row error. If not, such a pair ends the command before any
+        row is scored. Null texts and empty queries always become row errors.
     on_duplicate
         What to do with an id that has two texts in the queries or the corpus.
     queries, corpus
-        The columns of the files of queries and of the corpus.
+        The columns of the files with queries, and of the files with the corpus.
     limit
         Score at most this many rows of the run. Relevant passages that come only from judgements are not
         counted.

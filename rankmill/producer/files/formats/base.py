@@ -40,7 +40,7 @@ readers have this column.
 
 @dataclass(frozen=True)
 class TextColumns:
-    """Names the columns to score: those of pairs, of texts, or of conversations."""
+    """Names the columns to score, which have pairs, texts or conversations."""
 
     query: str
     passage: str | None = None

@@ -24,8 +24,8 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
 
 MAGIC = b"ARROW1"
-"""First bytes of an Arrow file with a footer. An Arrow file that does not begin with them is a stream, such
-as those in the cache of Hugging Face's datasets.
+"""First bytes of an Arrow file with a footer. If a file does not begin with these bytes, it is a stream, as
+files in the cache of Hugging Face's datasets are.
 """
 
 STREAM_MAGIC = b"\xff\xff\xff\xff"
