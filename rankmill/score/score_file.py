@@ -287,8 +287,8 @@ def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
 
 
 def _revision(journal: Journal, named: str | None) -> str | None:
-    """Return the revision of the model to score with, which is `named` at first. A resumed run keeps its
-    revision, because a branch or a directory may have a new one now.
+    """Return the revision of the model to score with. A new run takes the revision `named`. A resumed run
+    keeps its revision, even if a branch or a directory has a new one now.
     """
     return (journal.first and journal.first.revision) or named
 

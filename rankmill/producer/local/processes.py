@@ -24,8 +24,8 @@ is not started again.
 """
 
 _AWAY_SECONDS = 1
-"""A worker did not die by its own fault if it takes this many seconds to return its jobs to the queue: then
-Redis did not serve.
+"""If returning a dead worker's jobs to the queue takes this many seconds, Redis did not serve. Then the death
+is not taken for the worker's own fault.
 """
 
 
@@ -197,7 +197,7 @@ class WorkerProcesses:
         # either: a person sends SIGKILL, or the system if a chunk took too much memory.
         own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
         own_fault = own_fault and system.monotonic() - died < _AWAY_SECONDS
-        # For a worker that was added, every early death counts: it may be the process that takes too much
+        # For a worker that was added, every early death counts: this process may be what takes too much
         # memory, and chunks must not use up their retries on such deaths.
         early = (own_fault or worker.is_added) and died - worker.started < _EARLY_DEATH_SECONDS
         worker.deaths += 1

@@ -45,8 +45,8 @@ _WAIT_SECONDS = 5
 def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: bool) -> None:
     """Start the server and the workers, and restart workers that die.
 
-    Returns when standard input closes, or when the server dies or does not start. However this function
-    ends, it kills the server and the workers; SIGTERM ends it by an exception.
+    Returns when standard input closes, or when the server dies or does not start. At its end, this function
+    kills the server and the workers, even if SIGTERM ends it by an exception.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Measures and caches how fast each backend and precision is on this CPU, because a CPU's flags do not tell.
+"""Measures and caches how fast each backend and precision is on this CPU; a CPU's flags do not tell this.
 
 The measurement times a layer of the model's shape in the backend's own arithmetic, on all threads of the
 worker. An error here never stops a worker from scoring: a combination that cannot be measured is not chosen.

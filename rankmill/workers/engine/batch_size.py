@@ -142,7 +142,7 @@ class BatchSize:
 
     @classmethod
     def of(cls, settings: WorkerSettings, model: Model) -> BatchSize:
-        """Make the size of batches for a model by a worker's settings.
+        """Make the `BatchSize` of a model from a worker's settings.
 
         The token budget adapts only if the settings leave the budget and the number of rows open, and the
         model is not deterministic.

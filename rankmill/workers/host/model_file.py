@@ -23,8 +23,8 @@ _MOST = 100 << 20
 """A safetensors file whose header has more bytes than this is refused, as the safetensors library does."""
 
 _FLOATS = ("F", "BF")
-"""Numbers in a safetensors file become float32 when loaded if the name of their format begins with one of
-these, as in ``F16`` and ``BF16``.
+"""Loading turns the numbers in a safetensors file into float32 if the name of their format, such as ``BF16``,
+begins with one of these.
 """
 
 logger = logging.getLogger(__name__)

@@ -258,9 +258,8 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
 def load_tokenizer(source: str | Path, revision: str | None) -> Any:
     """Load the tokenizer of a model, with the parts that its ``tokenizer.json`` describes.
 
-    For many classes of tokenizers, transformers reads only the vocabulary from this file. It makes the other
-    parts as usual for the class, whatever the file says. With such parts, the model would get other tokens
-    than in its training.
+    For many classes of tokenizers, transformers reads only the vocabulary from this file, and makes the usual
+    other parts of the class. With those, the model would get other tokens than in its training.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

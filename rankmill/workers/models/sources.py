@@ -50,8 +50,8 @@ class ModelCopies:
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
         """Return a copy of `spec` that names the exact model, if an extension knows the model's name.
 
-        For example, an alias may stand for different models over time. If no extension knows the name, `spec`
-        is returned unchanged.
+        An alias, for example, is replaced by the model for which it stands now. If no extension knows the
+        name, `spec` is returned unchanged.
 
         Raises
         ------

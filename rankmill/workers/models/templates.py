@@ -53,7 +53,7 @@ _ITERATE = frozenset({
     "slice", "sort", "sum", "unique",
 })  # fmt: skip
 """Filters and methods that may get arguments of any type, such as an iterator. The sizes of these arguments
-are not checked, except for `_ADD_UP`.
+are not checked, except for the filters in `_ADD_UP`.
 """
 
 _ADD_UP = frozenset({"join", "sum"})

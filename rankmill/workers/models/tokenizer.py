@@ -291,7 +291,7 @@ def longest_first(lengths: Ids, room: int) -> Ids:
 def single_texts(tokenizer: Any) -> Tokenizer:
     """Make a tokenizer like the Rust part of `tokenizer`, without truncation and special tokens.
 
-    The tokenizer is not copied by JSON, in which a Unigram model's scores would lose their last digit. Then
+    The tokenizer is not copied by JSON: the scores of a Unigram model would lose their last digit, so that
     tokens could change.
     """
     whole = tokenizer.backend_tokenizer

@@ -68,8 +68,8 @@ class ChunkClaim:
     fast
         Whether a fast tokenizer library may have tokenized the chunk.
     claimed, started
-        Monotonic times in seconds at which the job was claimed, and at which its scoring began. ``started``
-        is moved later by the time that loading the model took.
+        Monotonic times in seconds at which the job was claimed, and at which its scoring began. The time for
+        loading the model is added to ``started``, so that it does not count.
     """
 
     in_redis: ClassVar[bool] = True
@@ -140,8 +140,8 @@ class ChunkClaim:
         return None if payload is None else decode_rows(payload, run.inputs)
 
     def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
-        """Agree with other workers on the precision and the model's content of a run, and return what was
-        agreed.
+        """Agree with other workers on the precision and the model content with which a run is scored, and
+        return what was agreed.
 
         The run's first worker decides for all. For a request of one chunk, `mine` is returned without asking
         Redis.

@@ -309,7 +309,7 @@ class HeldJob:
             try:
                 self._worker._finalize_success(self.job, queue, self._execution, value)
                 return
-            except (redis.ConnectionError, redis.TimeoutError):  # redis-py does not wait after WATCH
+            except (redis.ConnectionError, redis.TimeoutError):  # redis-py repeats nothing after WATCH
                 logger.debug("a connection was lost while RQ ended the job; again")
 
     def drop(self) -> None:

@@ -45,7 +45,7 @@ class OutputRecord:
         files
             The files to check.
         folder
-            Their folder, as `folder_of` has opened it; default: the folder in their paths.
+            Their folder, from `folder_of`; by default, the folder that the files' paths name.
         """
         places = {path: folder / path.name if folder else path for path in files}
         existing = [(path, at) for path, at in places.items() if _is_link(at) or at.exists()]

@@ -63,7 +63,7 @@ _guards: list[Guard] = []
 
 
 def guard(check: Guard) -> None:
-    """Set the function that is called before each use of an object. It may raise an error to refuse it."""
+    """Let `check` be called before each later use of an object. It refuses the object by raising an error."""
     _guards[:] = [check]
 
 
