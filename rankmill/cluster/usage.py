@@ -85,7 +85,7 @@ def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict
 
 
 class UsageMetrics:
-    """Makes Prometheus counters of the tenants' usage. They count from 0 at the first reading of the
+    """Makes Prometheus counters of the tenants' usage. The counters begin at 0 with the first reading of the
     accounts.
 
     Each day has its own account. A reading adds how much each account has grown since the last reading, so

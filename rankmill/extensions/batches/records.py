@@ -49,8 +49,8 @@ class _Owned(WireModel):
     """A record with an owner: the name of API keys, or an empty text for all callers without a key."""
 
     noun: ClassVar[str]
-    """The word for such a record in messages to callers: ``file`` or ``batch``. A subclass also has two
-    functions that make Redis keys: `key` for a record, and `index` for the list of an owner's records.
+    """The word for a record of this class in messages to callers: ``file`` or ``batch``. A subclass also has
+    two functions that make Redis keys: `key` for a record, and `index` for the list of an owner's records.
     """
 
     id: str

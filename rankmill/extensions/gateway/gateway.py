@@ -240,7 +240,8 @@ class Gateway:
 
     @asynccontextmanager
     async def admitted(self, note: Observation, headers: Mapping[str, str]) -> AsyncIterator[ApiKey | None]:
-        """Admit a request for scores before its body is read. It is in progress until the block ends.
+        """Admit a request for scores before its body is read. The request is in progress until the block
+        ends.
 
         Raises
         ------

@@ -263,8 +263,8 @@ def _without_version(model: str) -> str:
 def speed(reports: list[WorkerReport]) -> float | None:
     """Return how many tokens all workers together compute in a second, or ``None`` if this is not known.
 
-    It is the mean speed of the workers that have computed `_ENOUGH_TOKENS` tokens, times the number of
-    workers that take work.
+    The result is the mean speed of the workers that have computed `_ENOUGH_TOKENS` tokens, times the number
+    of workers that take work.
     """
     speeds = [
         report.tokens / report.stage_seconds[_FORWARD]

@@ -66,8 +66,8 @@ if the objective is memory.
 """
 
 _SAMPLE_SHARE = 1 / 30
-"""Share of the tuning's time for scoring the sample with the `REFERENCE` settings. It determines the size of
-the sample.
+"""Share of the tuning's time for scoring the sample with the `REFERENCE` settings. This share determines the
+size of the sample.
 """
 
 _LAST_SHARE = 1 / 4
@@ -117,7 +117,7 @@ class PairedCosts(BaseModel):
     @property
     def gain(self) -> float:
         """How many times as good the second settings are as the first: the median of first cost / second
-        cost. It is 0 without costs.
+        cost. Without costs, this is 0.
 
         Do not divide the medians of the costs instead: speeds drift between rounds.
         """
@@ -226,8 +226,8 @@ class Trials:
         return costs_of_both
 
     def warm(self, changes: Changes, **spec: Any) -> Bench:
-        """Return workers with these settings, after a warm-up with `spec`. They are started if none are
-        alive.
+        """Return workers with these settings, after a warm-up with `spec`. If no such workers are alive, they
+        are started.
 
         Raises
         ------
@@ -502,8 +502,8 @@ class Tuner:
         return self._once(name, PairedCosts, lambda: self.trials.compare(first, second))
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
-        """Return the values to try for a setting. If it is ``auto``, these are `values` without ``auto``.
-        Otherwise, only its own value is tried.
+        """Return the values to try for a setting. For a setting that is ``auto``, these are `values` without
+        ``auto``. For any other setting, only its own value is tried.
         """
         fixed = getattr(self.base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]

@@ -25,9 +25,9 @@ class Side:
     Attributes
     ----------
     measured
-        How well its rankings agree with those of the first model, and other figures.
+        How well the model's rankings agree with those of the first model, and other figures.
     scores
-        Its score of each row, float32 ``[n]``; NaN for rows without a score.
+        The model's score of each row, float32 ``[n]``; NaN for rows without a score.
     """
 
     model: str

@@ -236,8 +236,8 @@ class Runner:
             self._clear_done(run)
 
     def _clear_done(self, run: FileRun) -> None:
-        """Delete the run's folder, if another runner has completed the run. That runner could not delete the
-        folder while this runner worked there.
+        """Delete the run's folder, if another runner has completed the run. The other runner could not delete
+        the folder while this runner worked there.
         """
         with suppress(RunExpired, WireError, DamagedJob):
             if self._store.load(run.id).state == "done":

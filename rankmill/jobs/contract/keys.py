@@ -231,7 +231,7 @@ def turns(queue: str, scope: str) -> str:
 def level(queue: str, scope: str) -> str:
     """String: the number with which a new tenant or run enters the sorted set `turns`.
 
-    It is the highest number that a tenant or run of `turns` had when its turn came. So a tenant or run that
+    This is the highest number that a tenant or run of `turns` had when its turn came. So a tenant or run that
     had no jobs for a while gains no advantage.
     """
     return f"{of_queue(queue)}level:{scope}"

@@ -65,8 +65,8 @@ def _rerank(body: JsonObject) -> type[Body]:
 
 
 def _is_vllm(body: JsonObject) -> bool:
-    """Return whether only vLLM's clients send such a body. Clients of the other services never send 0 as
-    ``top_n``.
+    """Return whether only vLLM's clients can have sent this body. Clients of the other services never send 0
+    as ``top_n``.
     """
     return not ONLY_HERE.isdisjoint(body) or body.get("top_n") == 0
 

@@ -94,7 +94,7 @@ class Admission:
 
     @asynccontextmanager
     async def admitted(self, key: ApiKey | None) -> AsyncIterator[None]:
-        """Admit a request before its body is read. It is in progress until the ``with`` block ends.
+        """Admit a request before its body is read. The request is in progress until the ``with`` block ends.
 
         Raises
         ------
@@ -206,7 +206,7 @@ class Admission:
 
 
 async def _asked(ask: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `ask`, which uses Redis, without blocking the event loop. It waits at most `MOST_WAIT` seconds."""
+    """Call `ask` without blocking the event loop. `ask` waits at most `MOST_WAIT` seconds for Redis."""
 
     def within() -> T:
         with redis_errors(), waiting(most=MOST_WAIT):

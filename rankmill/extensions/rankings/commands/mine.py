@@ -100,7 +100,7 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
     """Choose hard negatives from a scored run.
 
     The rules are those of sentence-transformers' mine_hard_negatives. SCORED is an output of score-file --run
-    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts. It may also be any other scored run;
+    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts. SCORED may also be any other scored run;
     --qrels, --queries and --corpus then give the judgements and texts that it lacks. A run that was scored
     once can be mined again with other options.
     """

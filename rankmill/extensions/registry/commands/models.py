@@ -36,8 +36,8 @@ def describe(settings: Settings, as_json: bool) -> None:
     """Show how MODEL is scored, and what can run it here.
 
     The command shows the model's family, prompt, outputs, activation and length. For each backend, it shows
-    which precisions can run the model on this host, and why others cannot. It reads the model's small files,
-    not its weights.
+    which precisions can run the model on this host, and why others cannot. The command reads the model's
+    small files, not its weights.
     """
     report = ask("report", {"spec": settings.spec().model_dump()}, "looking at the model", settings)
     echo(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report)))
