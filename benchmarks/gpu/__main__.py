@@ -230,7 +230,7 @@ class Measurement:
         self.found.commands.append(done)
 
     def _kill(self, model: Path) -> None:
-        rows = 400 if self.small else 200_000
+        rows = 2000 if self.small else 200_000
         self.found.kill = faults.killed_in_a_forward(
             model, self.folder, rows, 1 if self.small else 3, self.device
         )
