@@ -13,13 +13,13 @@ The worker has these threads:
 The threads share the following, under these locks:
 
 - `Pipeline`: its condition protects the waiting rows (in a lane for each engine and priority), the answers,
-  whose turn it is, and what `Engine.see` records. Only forward touches the batches in progress, and writes
-  their times.
+  the turns of the priorities, and what `Engine.see` records. Only forward touches the batches in progress,
+  and writes their times.
 - `Engine` and its `BatchSize`: only forward touches these once a chunk is in the pipeline; main only reads
   the limits. So main scores only with a model that it has just loaded (`EngineCache.warm`).
 - Tokenizers have state, protected by `Model.lock`: forward scores the probes again, main prepares chunks.
-- `Claims.unanswered`: `Claims._lock` decides which thread ends a claim. A `ChunkClaim` and its `Work` are
-  main's until they are put into the pipeline, then forward's, then the writer's; other threads read only
+- `Claims.unanswered`: `Claims._lock` decides which thread ends a claim. A `ChunkClaim` and its `Work` belong
+  to main until they are put into the pipeline, then to forward, then to writer. Other threads read only their
   numbers.
 - `Claims` remembers, for each model, the runs of which it has written scores: the writer adds runs. When
   forward has scored a model's probes again, and the scores are right, forward removes the runs of this model.
@@ -97,8 +97,8 @@ loaded.
 
 _STOPPING_SECONDS = {1: 5.0, 2: 1.0}
 """After the first and the second signal to stop, the worker waits at most this many seconds for a server that
-is away. A server that is only silent counts as away after some more seconds. When the wait is over, the
-process ends, and the leases of its jobs lapse.
+is away. If the server is silent, the worker may wait longer, until the server counts as away. After the wait,
+the process ends, and the leases of its jobs lapse.
 """
 
 _SHOWN = 50

@@ -254,7 +254,7 @@ class BackendKind:
         Model types that the backend can run, as classifiers with one output. ``None`` if it runs any network.
     measured
         Model types whose classifiers with one output run as fast as `timed_layer` says; ``None`` means all
-        models. For a model whose speed `timed_layer` does not tell, ``auto`` prefers other backends.
+        models. For any other model, ``auto`` prefers other backends.
     machines
         Machines that the backend runs on, as `platform.machine` names them; empty means any.
     timed_layer

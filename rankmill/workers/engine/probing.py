@@ -146,17 +146,13 @@ class Probed:
     def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
         """Score four large batches that repeat probes, and yield each batch's probes (as indices) and logits.
 
-        1. The first batch has `rows` rows, which repeat the shortest probes. The other batches have at most
-        `rows` rows and `tokens` padded tokens.
+        - The first batch has `rows` rows, which repeat the shortest probes.
+        - The second repeats probes of one length.
+        - The third repeats short and middle probes.
+        - The last has all probes, the longest first. If rows share prefixes, it has each probe several times.
 
-        2. The second repeats probes of one length.
-
-        3. The third repeats short and middle probes.
-
-        4. The last has all probes, the longest first. If rows share prefixes, it has each probe several
-        times.
-
-        If all rows of a batch must be equally long, each batch repeats probes of one length.
+        The last three have at most `rows` rows and `tokens` padded tokens. If all rows of a batch must be
+        equally long, each batch repeats probes of one length.
         """
         lengths = self._tokens.lengths
         order = np.argsort(lengths, kind="stable")[::-1]

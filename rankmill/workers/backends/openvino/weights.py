@@ -2,9 +2,8 @@
 
 OpenVINO quantizes the inputs of linear layers when the model runs, in groups of the same size. OpenVINO's own
 tool (NNCF) would write one scale for a whole row. With groups the speed is the same, and the difference from
-scores in fp32 is a quarter smaller. The scales of inputs are not calibrated on a sample of texts, because
-calibration gave worse scores than any precision that rankmill offers, and each worker would calibrate on
-another sample.
+scores in fp32 is a quarter smaller. The scales of inputs are not calibrated on a sample of texts: calibration
+gave worse scores than any precision that rankmill offers. Besides, each worker would take another sample.
 """
 
 from __future__ import annotations
