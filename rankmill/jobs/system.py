@@ -40,13 +40,13 @@ class System:
     Thread, Event, Lock, RLock, Condition, Semaphore, Executor
         As `threading` and `concurrent.futures` have them; a ``Semaphore`` is bounded.
     thread_id
-        A number of the calling thread that no other thread has at the same time.
+        A number for the calling thread. No other thread has this number at the same time.
     uniform
         A random number between two numbers.
     unique_id
         A unique text of 32 hexadecimal digits.
     fsync
-        Returns when what was written to a file descriptor is on the disk.
+        Waits until all that was written to a file descriptor is on the disk.
     Popen
         Starts a process.
     exit

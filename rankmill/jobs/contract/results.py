@@ -244,7 +244,7 @@ Usage = Mapping[str, Amounts]
 
 
 def used_by(result: ChunkScores) -> dict[str, Amounts]:
-    """Return the number of pairs and tokens of a scored chunk, and its device time, by the device's name."""
+    """Return what a scored chunk has used: pairs, tokens and device time, by the device's name."""
     stats = result.stats
     pairs = len(result.scores) - result.scores.null_count
     microseconds = round(1e6 * stats.device_seconds)

@@ -1,4 +1,4 @@
-"""The wire format of pairs, other rows to score, and scores, which is Arrow.
+"""The wire format, which is Arrow, of rows to score (pairs and others) and of scores.
 
 A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of one record
 batch. The stream is compressed with zstd. The header is not compressed, so that a reader knows version and

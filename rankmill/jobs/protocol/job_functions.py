@@ -75,8 +75,8 @@ def _wrong_worker(function: str) -> tuple[Job, str]:
 
 
 def _leave_to_others(job: Job) -> bool:
-    """Return whether the job's queue has a ScoringWorker. If so, let the job go back to the queue with all of
-    its attempts.
+    """Return whether the job's queue has a ScoringWorker. If so, let the job go back to the queue without
+    losing an attempt.
     """
     has_others = bool(queue_workers(job.connection, job.origin).scoring)
     if has_others:

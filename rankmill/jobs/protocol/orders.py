@@ -34,7 +34,7 @@ class Order(WireModel):
     model
         The model to ``warm`` or ``unload``; ``None`` for other orders.
     revision
-        The revision that a model to ``warm`` must have, such as the digest of its files; ``None`` for any.
+        The revision, such as the digest of the files, that a model to ``warm`` must have; ``None`` for any.
     """
 
     id: str = Field(min_length=1)

@@ -174,7 +174,7 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float, second
             hand_on = partial(_hand_on, queue, handle, read, has_lapsed)
             move(connection, leases, entry, _key(raw_id), hand_on, last)
         if has_lapsed():
-            connection.zrem(leases, entry)  # the job was set aside, so nothing has moved it
+            connection.zrem(leases, entry)  # set aside, not moved, so its lease is still there
         if system.monotonic() - began > seconds:
             return
 

@@ -3,8 +3,8 @@
 A run that no worker has begun ends as soon as all live workers refuse it. A run that a worker has begun ends
 only when all live workers have refused it for the length of a lease. The reason is that the worker that began
 it may be missing for a while: the server may have lost that worker's report, or the worker may be starting
-again. A worker counts as live while it has a report, which it renews within a lease. Drained workers, which
-take no new chunks, do not count.
+again. A worker counts as live while it has a report. It renews its report at least once in the length of a
+lease. Drained workers, which take no new chunks, do not count.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class RunRefusals:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._looks: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By the run's id, two times in monotonic seconds. The first says when this worker last read the
-        run's refusals. The second says since when all live workers refuse the run (infinity if some do not).
+        """By the run's id, two moments in monotonic seconds. The first is when this worker last read the
+        run's refusals. The second is since when all live workers refuse the run (infinity if some do not).
         """
 
     def refuse(

@@ -29,7 +29,7 @@ _FAILED_SECONDS = 7 * 86400
 
 
 def workers_of(queue: str) -> str:
-    """Key of the set that lists the workers of a queue, each by the key of its hash."""
+    """Key of the set that lists the workers of a queue. Each worker is listed by the key of its hash."""
     return WORKERS_BY_QUEUE_KEY % queue
 
 

@@ -195,7 +195,7 @@ class RunStore:
         return read_run(run_id, raw) if raw else None, payload
 
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
-        """Settle (decide) for all chunks of a run facts such as the precision, and return the settled facts.
+        """Settle facts, such as the precision, for all chunks of a run. Returns the settled facts.
 
         The first value that any caller proposes for a fact counts. If the run is gone, `mine` is returned.
 
@@ -318,7 +318,7 @@ class RunStore:
             pipe.execute()
 
     def leave_notes(self, runs: Mapping[str, int], why: str) -> None:
-        """Write a note for each of these runs that says why some of its scores are wrong.
+        """For each of these runs, write a note that says why some of the run's scores are wrong.
 
         A run that is gone gets a note, too:
 
@@ -399,7 +399,7 @@ class RunStore:
             pipe.execute()
 
     def count_request(self, run: Run, which: object, usage: Usage) -> None:
-        """Add what a job of pairs has used to the accounts. Its pairs are in the job itself, and belong to no
+        """Add to the accounts what a job of pairs has used. The pairs are in the job itself, and belong to no
         chunk. A second call for the same execution of a job adds nothing.
 
         Parameters
@@ -437,7 +437,7 @@ class RunStore:
         return list(errors.values()), damaged
 
     def find(self, prefix: str) -> list[str]:
-        """Find the runs with a producer whose ids begin with `prefix`, and return these ids."""
+        """Return the ids that begin with `prefix`, of all runs with a producer."""
         if not prefix.isalnum():
             return []
         entries = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
@@ -533,7 +533,7 @@ class RunStore:
             with self.redis.pipeline(transaction=False) as pipe:
                 for job in batch:
                     pipe.zrem(queue.scheduled_job_registry.key, job)
-                    pipe.expire(Job.key_for(job), run.ttl)  # RQ removes the expiry of some
+                    pipe.expire(Job.key_for(job), run.ttl)  # RQ removes the expiry of some jobs
                 was_paused = pipe.execute()[::2]
             paused = [Job.key_for(job) for job, was in zip(batch, was_paused, strict=True) if was]
             removed += self.redis.unlink(*paused) if paused else 0

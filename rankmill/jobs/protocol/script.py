@@ -21,7 +21,7 @@ class Script:
     path
         Path of the script's file in the package's folder.
     uses
-        Scripts whose functions this script calls; their texts come before its own text.
+        Scripts whose functions this script calls. The texts of these scripts are put in front.
     """
 
     def __init__(self, path: str, *uses: Script) -> None:

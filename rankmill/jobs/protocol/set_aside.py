@@ -146,7 +146,7 @@ def _check(job: Job, queue: Queue) -> None:
 def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
     """Set a damaged job aside: mark it as failed, and list it with the reason for operators.
 
-    Also remove the job from the lists of jobs in transit and of paused jobs.
+    Also remove the job from the list of jobs in transit, and from the list of paused jobs.
     """
     connection: Any = queue.connection
     job_id = raw_id.decode(errors="backslashreplace")[:_MAX_CHARS]

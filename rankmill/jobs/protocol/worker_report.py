@@ -75,7 +75,7 @@ class WorkerReport(WireModel):
     Attributes
     ----------
     started, beat
-        Start, and latest heartbeat, in seconds since 1970.
+        Times of the start and of the latest heartbeat, in seconds since 1970.
     metrics_url
         Address of the metrics for Prometheus; ``None`` without metrics.
     models
@@ -166,9 +166,7 @@ def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerRep
 
 
 def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
-    """Shorten the expiry of those workers' reports that would last too long, because the server's clock has
-    jumped back.
-    """
+    """Shorten the expiry of reports that would last too long, because the server's clock has jumped back."""
     names, longest = listed_workers(client, queue), max(seconds, UNRENEWED_SECONDS)
     with client.pipeline(transaction=False) as pipe:
         for name in names:
@@ -251,6 +249,6 @@ def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worke
 
 
 def taking_workers(client: redis.Redis, scoring: Iterable[str]) -> frozenset[str]:
-    """Return the live workers among `scoring` that take new chunks, which are all except drained workers."""
+    """Return the live workers among `scoring` that take new chunks. Only drained workers take none."""
     reports = known_reports(client, sorted(scoring))
     return frozenset(name for name, report in reports.items() if not (report and report.drained))

@@ -88,8 +88,8 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
     Raises
     ------
     ConfigError
-        The URL is malformed or has an option that changes replies, a certificate that it names cannot be
-        read, or the server is in cluster mode.
+        The URL is malformed, or has an option that changes replies; or a certificate that the URL names
+        cannot be read; or the server is in cluster mode.
     ConnectionFailed
         No server answers at `url`, or the server refuses the credentials.
     """
@@ -134,8 +134,8 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
     Raises
     ------
     ConfigError
-        The URL is malformed or has an option that changes replies, or a certificate that it names cannot be
-        read.
+        The URL is malformed, or has an option that changes replies; or a certificate that the URL names
+        cannot be read.
     """
     return redis.Redis.from_pool(pool_for(url, Patience(wait_seconds)))
 
@@ -205,8 +205,8 @@ def check_mode(client: redis.Redis) -> None:
 def _check_url(url: str) -> None:
     """Raise `ValueError` for a URL that libraries would misread.
 
-    From some passwords, urllib would read a part as host, database or option. If the path is not a number,
-    redis-py would use database 0. The host may also not be a name, as in ``redis://redis..svc``.
+    There are three cases. urllib would read a part of the password as host, database or option. The path is
+    not a number, and redis-py would use database 0. The host is not a name, as in ``redis://redis..svc``.
     """
     parts = urlsplit(url)
     if parts.scheme in {"redis", "rediss"}:
@@ -248,8 +248,8 @@ def unreachable(client: redis.Redis) -> str | None:
 def refuses_writes(client: redis.Redis) -> str | None:
     """Return one line that says why the server accepts no writes now, or ``None`` if it accepts them.
 
-    The test writes a key that expires after a millisecond. For a user without write permission the result is
-    ``None``.
+    The test writes a key that expires after a millisecond. For a user without write permission, the result is
+    ``None``, too.
     """
     try:
         with waiting(most=0):

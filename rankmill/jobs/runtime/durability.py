@@ -91,9 +91,7 @@ class Durability(BaseModel):
         )
 
     def _risks(self) -> Iterator[tuple[RiskName, bool, str]]:
-        """Yield each risk: its name, whether it is known, and a sentence, in which the subject Redis is left
-        out.
-        """
+        """Yield each risk: its name, whether it is known, and a sentence that lacks its subject, "Redis"."""
         policy = self.maxmemory_policy
         if self.maxmemory != 0 and policy != "noeviction":
             says = f"evicts keys when its memory is full (maxmemory-policy {policy})"

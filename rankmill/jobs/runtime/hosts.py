@@ -21,7 +21,7 @@ too small.
 """
 
 CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}
-"""The number of pairs that a worker claims ahead, by its device.
+"""By device, the number of pairs that a worker claims ahead.
 
 With fewer pairs, the device may have to wait for work. With more, other workers may get too few jobs.
 """

@@ -82,7 +82,7 @@ def cores(cgroups: Cgroups = Cgroups()) -> int:
 
 
 def total_memory(cgroups: Cgroups = Cgroups()) -> int:
-    """Bytes of memory of the machine, or of the container's limit if that is less."""
+    """Bytes of memory that the machine has, or the container's limit if it is lower."""
     import psutil  # imported here, so that a process that asks only for the cores starts sooner
 
     return min([psutil.virtual_memory().total, *(limit for limit, _ in cgroups.memory())])

@@ -92,10 +92,10 @@ def complain(line: str) -> None:
 
 
 class JsonLines(io.TextIOBase):
-    """Standard error that turns each line into a line of JSON.
+    """A standard error that turns each line into a line of JSON.
 
-    A line that already is a JSON object stays as it is. Of a line that was overwritten with carriage returns,
-    only the last state is kept.
+    A line that already is a JSON object stays as it is. If carriage returns have overwritten a line, only its
+    last state is kept.
 
     Parameters
     ----------

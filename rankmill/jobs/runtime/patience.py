@@ -160,8 +160,8 @@ def waiting(
         Called at least every half second while a command pauses between two attempts. An exception that it
         raises ends the wait. Redis commands in `look` do not wait.
     most
-        Longest wait of each command in seconds. The client and enclosing blocks have limits too; the shortest
-        counts.
+        Longest wait of each command in seconds. The client and enclosing blocks have limits, too; the
+        shortest limit counts.
     until
         The caller's deadline, in `time.monotonic` seconds; of nested blocks, the earliest deadline counts. At
         the deadline, a command that pauses calls `look`, and a command that waits for a reply gives up soon
@@ -224,8 +224,8 @@ def end_of_command() -> float:
 
 
 class InTime:
-    """Base of connections to Redis that stop waiting for a reply soon after the caller's deadline, which
-    `waiting` sets.
+    """Base of connections to Redis that stop waiting for a reply soon after the caller's deadline. `waiting`
+    sets the deadline.
     """
 
     _socket_timeout: Any
@@ -358,8 +358,8 @@ class Patience(Retry):
         self._since = 0.0
 
     def __deepcopy__(self, memo: object) -> Patience:
-        """Return this object itself. redis-py copies the policy for every connection, and all must
-        share it.
+        """Return this object itself. redis-py copies the policy for every connection, but all connections
+        must share one.
         """
         return self
 

@@ -176,8 +176,8 @@ class WorkerSettings(ScoreSpec):
         return _validated(kind, {key: merged[key] for key in kind.model_fields if key in merged})
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Return a copy of these settings with some values changed and validated. Settings of extensions
-        stay.
+        """Return a copy of these settings with other values, which are validated. Settings of extensions stay
+        as they are.
         """
         settings = type(self).model_validate({**self.model_dump(), **changes})
         settings._of_extensions = self._of_extensions

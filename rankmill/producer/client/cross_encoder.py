@@ -251,7 +251,8 @@ class CrossEncoder:
             Pairs of texts, or one pair. Or a table with the columns ``query`` and ``passage``, of any kind
             that `Client.submit` takes. The older name is ``sentences``.
         prompt_name, prompt
-            The prompt, by name or as text; by default the constructor's, or else the model's own.
+            The prompt, by name or as text. The default is the constructor's prompt; if it has none, the
+            model's own.
         show_progress_bar
             Whether to show progress, in Jupyter or on standard error.
         activation_fn
@@ -268,8 +269,8 @@ class CrossEncoder:
 
         Returns
         -------
-        float32 scores of shape ``[n]``, or ``[n, labels]`` for a model with several outputs unless ``label``
-        names one. The result for one pair does not have the dimension ``n``.
+        float32 scores of shape ``[n]``. For a model with several outputs, the shape is ``[n, labels]``,
+        unless ``label`` names one output. The result for one pair does not have the dimension ``n``.
 
         Raises
         ------
@@ -317,7 +318,7 @@ class CrossEncoder:
         chunk_size: int | None = None,
         **older: Any,
     ) -> list[dict[str, Any]]:
-        """Order `documents` by their score with `query`, best first; parameters as in `predict`.
+        """Order `documents` by their scores for `query`, best first. Other parameters are as in `predict`.
 
         Returns
         -------

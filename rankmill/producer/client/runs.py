@@ -127,7 +127,7 @@ def check_top_k(top_k: int | None) -> None:
 
 
 def ranked(scores: Scores, top_k: int | None) -> list[Ranked]:
-    """Rank passages by their scores, best first; those without a score come last.
+    """Rank passages by their scores, best first. Passages without a score come last.
 
     Raises
     ------
@@ -187,8 +187,8 @@ class RunStats:
         return worst(self.bounds)
 
     def contract(self) -> dict[str, str]:
-        """Return facts about how the scores were made, such as the precision and the device, as texts by
-        name. Facts that are not known are left out.
+        """Return facts about how the scores were made, such as the precision and the device. The facts are
+        texts by name; unknown ones are left out.
         """
         facts = {
             "precision": self.precision,
@@ -334,7 +334,7 @@ class ScoringRun(Generic[RowScore]):
         """
         if self._was_iterated and self._is_read:
             for _ in self.tables():
-                pass  # No table is left, but only a reader that asks for one more ends the run.
+                pass  # no table is left, but the run ends only when a reader asks for one more
         else:
             self.scores(timeout, show_progress=show_progress)
         return self.stats

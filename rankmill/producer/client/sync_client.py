@@ -98,8 +98,8 @@ def settings_of(settings: Settings | None, options: Mapping[str, Any]) -> Settin
 
 
 class Client:
-    """Submits pairs, texts or conversations to the workers of one queue. A client may have any number of runs
-    at the same time.
+    """Submits pairs, texts or conversations to the workers of one queue. Any number of runs may go on at the
+    same time.
 
     Threads may share a client. After a fork, parent and child may both use the client, with separate
     connections. Only the process that submitted a run can read it, unless the run is detached.
@@ -351,7 +351,7 @@ class Client:
         show_progress: bool | None = None,
         **spec: Unpack[SpecOptions],
     ) -> Scores:
-        """Score pairs, texts or conversations, and wait at most `timeout` seconds for all scores; other
+        """Score pairs, texts or conversations. Wait at most `timeout` seconds for all scores. Other
         parameters and errors are as in `submit` and `ScoringRun.scores`.
 
         If the model is an alias for several versions, the row's query (or its single text or conversation)
@@ -428,9 +428,10 @@ class Client:
         **spec: Unpack[SpecOptions],
     ) -> list[Ranked]:
         """Score each of `passages` with `query`, and return the best `top_k` of them (default: all), best
-        first. Passages without a score come last. Other parameters and errors are as in `score`. Raises
-        `InputError` if `passages` are one string, and `ConfigError` if `top_k` is not a positive whole number
-        or a passage has several scores.
+        first. Passages without a score come last. Other parameters and errors are as in `score`.
+
+        Raises `InputError` if `passages` is one string. Raises `ConfigError` if `top_k` is not a positive
+        whole number, or if a passage has several scores.
         """
         if isinstance(passages, str):  # each character would be scored as a passage
             raise InputError(f"passages are one string, {passages!r:.80}; give a list of them")
@@ -683,7 +684,7 @@ class Client:
         inputs, columns = self._kind(columns, spec)
         tables = [*cut_pairs(pairs, columns, Sizing(MAX_CHUNK_ROWS), inputs)]
         texts = {name: [text for part in tables for text in part[name].to_pylist()] for name in columns}
-        # `take` does not support all types of text that callers give, such as those of Polars
+        # `take` does not support all types of text that callers give; Polars has such types
         table = pa.table({name: pa.array(column, pa.large_string()) for name, column in texts.items()})
         rows = rows_by_version(choice.name, choice.shares, texts[columns[0]])
         options = {

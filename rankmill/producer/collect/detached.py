@@ -140,7 +140,7 @@ def submit_detached(
     InputError
         The run has no rows, or its rows need more than `most_bytes`.
     RedisUnavailable, RedisFailed
-        The server could not serve during the whole allowed wait, or it refuses a command.
+        The server could not serve for as long as a command may wait, or it refuses a command.
     """
     chunks: list[tuple[int, int]] = []
     size, start = 0, 0

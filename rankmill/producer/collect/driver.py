@@ -319,7 +319,7 @@ class RunDriver:
         file.
         """
         if why := self._store.wrong(self._kept.made_by):
-            self._check_existence()  # raises RunCancelled if the run was cancelled, too
+            self._check_existence()  # if the run was cancelled, raises RunCancelled instead
             raise self._kept.wrong(why)
 
     def _collect(self, seconds: float) -> None:
@@ -431,7 +431,7 @@ class RunDriver:
 
     @property
     def _patrol_seconds(self) -> float:
-        """Seconds from one check of the run to the next. The pause grows while no result comes, so that many
+        """Seconds from one check of the run to the next. While no result comes, this time grows, so that many
         waiting producers do not burden the server.
         """
         quiet = _PATROL_SHARE * self._seconds_since(self._heard)

@@ -125,8 +125,8 @@ class LiveRun:
         """Return the results that have arrived, each with the id of its stream entry. Wait up to `block_ms`
         milliseconds for the first.
 
-        The stream is always read from its beginning: results that were read are deleted, and a server that
-        lost its data may give new results lower numbers.
+        The stream is always read from its beginning. Results that were read are no longer in it, and if the
+        server has lost its data, new results may have lower numbers.
         """
         return self.store.results(self.run, after="0", block_ms=block_ms)
 

@@ -244,8 +244,8 @@ def _read(reader: pa.RecordBatchReader, name: str) -> Iterator[pa.Table]:
 def cut_tables(
     tables: Iterator[pa.Table], columns: tuple[str, ...], sizing: Sizing, start: int = 0
 ) -> Iterator[pa.Table]:
-    """Cut or join `tables` into one table for each chunk. `start` is the row number at which they begin in
-    the input.
+    """Cut or join `tables` into one table for each chunk. `start` is the row number in the input at which
+    `tables` begin.
     """
     waiting = size = 0
     pending: list[pa.Table] = []

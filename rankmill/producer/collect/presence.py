@@ -44,8 +44,8 @@ class WorkerPresence:
     queue
         Name of the queue.
     seconds
-        A wait ends with `NoWorkers` after this many seconds without a worker. ``None`` means that no wait
-        ends so, because workers are started when they are needed.
+        A wait ends with `NoWorkers` after this many seconds without a worker. With ``None``, no wait ends in
+        this way, because workers are started when they are needed.
     """
 
     def __init__(self, store: RunStore, url: str, queue: str, seconds: float | None) -> None:
@@ -64,7 +64,7 @@ class WorkerPresence:
         return len(self._names)
 
     def since(self, started: float) -> float:
-        """Seconds from `started` until the first worker was seen; 0 if none has been seen."""
+        """Seconds from `started` until the first worker was seen; 0 if no worker has been seen."""
         return 0.0 if self._first_seen is None else self._first_seen - started
 
     def doing(self) -> str:
@@ -102,8 +102,8 @@ class WorkerPresence:
             self._warn(no_workers_message(self._queue, mask_url(self._url)))
 
     def look(self) -> None:
-        """Ask Redis which workers the queue has, at most once a second. If this process starts workers and
-        none was seen yet, Redis is asked more often. Raises `RunFailed` as `check` does.
+        """At most once a second, ask Redis which workers the queue has. If this process starts workers, but
+        none was seen yet, ask more often. Raises `RunFailed` as `check` does.
         """
         unseen = system.monotonic() - self._looked
         starts = self._seconds is None and not self._names

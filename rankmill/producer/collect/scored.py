@@ -46,7 +46,7 @@ class ScoredTable:
     table
         The rows of the input. For a detached run, the table has no columns.
     scores
-        A float32 for each row, or for each row a list of float32 of the same length. If no row has a score,
+        Each row has a float32, or each row has a list of float32, all of one length. If no row has a score,
         the type has no meaning.
     errors
         The reason why a row has no score.
@@ -252,7 +252,7 @@ class ChunkPairs:
     rows
         The number of the first row of each distinct pair. Only these rows are sent to workers.
     places
-        For each row of the chunk, the index in ``rows`` of the row's pair; null if the row's score is known.
+        For each row of the chunk, the place of its pair in ``rows``; null if the row's score is known.
     known
         The known score of each row, or null.
     """

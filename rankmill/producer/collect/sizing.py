@@ -173,8 +173,8 @@ class Sizing:
         return min(rows, self._part_rows - start % self._part_rows) if self._part_rows else rows
 
     def see(self, model: str, worker: str, rows: int, device_seconds: float) -> None:
-        """Adapt the size of the model's chunks to a result of `worker` with `rows` rows, for which the
-        worker's device took `device_seconds`. A result without device time changes nothing.
+        """Adapt the size of the model's chunks to a result of `worker`. The result has `rows` rows, and took
+        the worker's device `device_seconds`. A result without device time changes nothing.
         """
         if self._fixed or not device_seconds:
             return

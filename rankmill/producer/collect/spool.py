@@ -1,5 +1,5 @@
-"""The spool, which keeps finished chunks until it is their turn. It keeps them in memory, and those beyond a
-bound in a temporary file.
+"""The spool, which keeps finished chunks until the caller takes them. It keeps them in memory; when they
+exceed a bound, it keeps further chunks in a temporary file.
 
 The file has no name, so nothing of it remains when the process ends, however it ends.
 """
@@ -29,8 +29,8 @@ further chunks.
 """
 
 _ABOUT = b"rankmill.about"
-"""Key in the metadata of a chunk's table on disk. Its value has further facts about the chunk as JSON, such
-as its statistics and worker.
+"""Key in the metadata of a chunk's table on disk. The value, in JSON, has further facts about the chunk, such
+as the statistics and the worker.
 """
 
 logger = logging.getLogger(__name__)

@@ -78,7 +78,7 @@ class OutputFormat:
 
     @property
     def ending(self) -> str:
-        """The ending of the file names of parts, and of an output that the user did not name."""
+        """The ending of names of parts, and of the name of an output that the user did not name."""
         return f".{self.kind or 'parquet'}"
 
     def part_name(self, number: int, count: int) -> str:
@@ -146,8 +146,8 @@ class OutputFormat:
         Raises
         ------
         InputError
-            The input has no column of ids for queries or for passages, or has several, or the column holds
-            lists or objects.
+            For queries or for passages, the input has no column of ids, or several; or the column holds lists
+            or objects.
         """
         columns = []
         for option, named, usual in (

@@ -52,7 +52,7 @@ class ScoredFile:
     plan
         The columns of the output, and the order of its rows.
     first_row
-        The number that the file's first row has in the input, for the list of row errors.
+        The row number in the input at which the file begins, for the list of row errors.
     record
         The record of the files that runners have written at this place. Only these files are replaced; with
         ``None``, any file is.

@@ -452,7 +452,7 @@ def _with_partition(file: InputFile, survey: Survey) -> Survey:
 
 
 def _widened(opened: Sequence[_OpenFile], schema: pa.Schema) -> list[str]:
-    """Return the names of the columns whose type in `schema` differs from that in a file, and is not text."""
+    """Return the names of columns whose type in `schema` is not text, and is not the type in a file."""
     own = chain.from_iterable(opened_file.survey.schema for opened_file in opened)
     kinds = {(field.name, field.type) for field in own if not is_text(field.type)}
     return sorted({name for name, kind in kinds if schema.field(name).type not in (kind, pa.string())})

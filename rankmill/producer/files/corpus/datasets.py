@@ -83,7 +83,7 @@ def _dataset_file(name: str, part: DatasetPart) -> Path:
 
 
 def _write(file: Path, dataset: str, part: DatasetPart, items: Iterator[Any]) -> None:
-    """Write a part of a dataset to a temporary file, and move it into place. Another process may do the same
+    """Write a part of a dataset to a temporary file, and move this file into place. Another process may do so
     at the same time.
     """
     import pyarrow.parquet as pq

@@ -149,7 +149,7 @@ def on_disk(
     files
         The files of texts with ids.
     fingerprints
-        A text for each file that changes when the file does.
+        For each file, a text that changes when the file changes.
     on_duplicate
         What to do with an id that has two different texts: raise an error, or take the first or the last
         text.

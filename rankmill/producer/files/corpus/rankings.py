@@ -102,7 +102,8 @@ def read_ranking(path: AnyPath) -> Iterator[pa.RecordBatch]:
 
 
 def read_qrels(path: AnyPath) -> pd.DataFrame:
-    """Read relevance judgements of TREC (``query 0 document relevance``), of BEIR, or in named columns.
+    """Read relevance judgements. They have TREC's form (``query 0 document relevance``), BEIR's, or named
+    columns.
 
     Returns columns ``query_id``, ``doc_id`` and ``relevance``.
 

@@ -110,7 +110,7 @@ QUERIES, CORPUS = TextFields("queries"), TextFields("corpus")
 
 
 def read_texts(path: AnyPath, fields: TextFields = CORPUS) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield ``(ids, texts)``: string arrays of one length, in the file's order; a missing text is null.
+    """Yield ``(ids, texts)``, two string arrays of one length, in the file's order. A missing text is null.
 
     CSV or TSV without a header has two columns, an id and a text, unless `fields` names its columns.
 

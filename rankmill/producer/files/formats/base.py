@@ -81,8 +81,8 @@ class ReadOptions:
     lists
         Columns to unroll: a row becomes one row for each item.
     way_out
-        The end of the error message for a file that cannot be read. With ``None``, the message advises
-        options of score-file, so commands that lack these options set another advice here.
+        The end of the error message for a file that cannot be read. With ``None``, the message names options
+        of score-file. Commands that lack these options give other advice here.
     names
         The columns of CSV or TSV without a header.
     typed
@@ -290,8 +290,8 @@ def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     writes views, but Arrow's ``take``, which picks rows by their numbers, does not work with them.
 
     A dictionary of texts stays a dictionary, but a null among its texts is removed, because Parquet cannot
-    hold that null. Its indices have 32 bits, because dictionaries of several batches may be joined into one
-    that is too large for the 8 bits that pandas writes. All other dictionaries become plain values.
+    hold that null. The indices get 32 bits. The 8 bits that pandas writes may be too few when dictionaries of
+    several batches are joined into one. All other dictionaries become plain values.
     """
     schema = plain_schema(batch.schema)
     columns = map(_plain_column, batch.columns, schema.types)

@@ -282,8 +282,8 @@ class CsvWriter(TextWriter):
 
 
 def _quoted(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Put a text in quotes if it is empty, to tell it from null, or if it has a quote, a comma or a line
-    end.
+    """Put a text in quotes if it has a quote, a comma or a line end. Also put an empty text in quotes, to
+    tell it from null.
     """
     inside = pc.replace_substring(texts, '"', '""')
     whole = pc.binary_join_element_wise('"', inside, '"', "")

@@ -40,8 +40,8 @@ _BATCH_ROWS = 65_536
 
 
 class ArrowReader:
-    """Reads an Arrow file, one record batch at a time. Its rows are counted by reading all batches, because
-    the file does not say their number.
+    """Reads an Arrow file, one record batch at a time. To count the rows, all batches are read, because the
+    file does not say the number of rows.
     """
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:

@@ -125,7 +125,7 @@ def scored_rows(path: AnyPath, names: Sequence[str], option: str) -> ScoredRows:
 
 
 def _open(path: AnyPath) -> pq.ParquetFile:
-    """Open a Parquet file. Reading it verifies the checksums of those pages that have one."""
+    """Open a Parquet file. Reading a page verifies its checksum, if it has one."""
     try:
         file = pq.ParquetFile(
             open_random(path), buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True

@@ -67,8 +67,8 @@ def texts_of(column: Column) -> Column:
 
 
 def valid_texts(column: Column) -> Column:
-    """Convert a column as `texts_of` does; raises `ArrowInvalid` for a text that is not valid UTF-8, and
-    `ArrowNotImplementedError` for a column that has no text, such as one of lists.
+    """Convert a column as `texts_of` does. Raises `ArrowInvalid` for a text that is not valid UTF-8, and
+    `ArrowNotImplementedError` for a column that cannot become text, such as a column of lists.
     """
     texts = texts_of(column)
     texts.validate(full=True)
