@@ -140,8 +140,8 @@ class Headroom:
         self._floor = 0
         """Bytes in use while no batch is in progress, such as those of the model."""
         self._weight = self._heaviest = 0.0
-        """The sum of the weights of the batches in progress; and the highest such sum since the device was
-        last idle.
+        """The sum of the weights of the batches in progress, and the highest value of this sum since it was
+        last 0.
         """
         self._known_weight, self._known_bytes = 0.0, 0
         """The largest sum of weights of batches that were in progress at the same time, and the bytes that

@@ -70,8 +70,8 @@ def guard(check: Guard) -> None:
 class ObjectPath(PurePosixPath):
     """The path of an object in a store, such as ``s3://bucket/key``.
 
-    The methods that ask the store have the names of `pathlib.Path`'s. So code can take an `AnyPath`, which is
-    either kind of path.
+    Methods such as `exists` ask the store. They have the names of `pathlib.Path`'s methods, so that code can
+    take an `AnyPath`, which is either kind of path.
     """
 
     @property
