@@ -2,8 +2,8 @@
 
 Some JSON files of a model name other files: an index names the files of the weights, and ``modules.json``
 names folders. Every file that a JSON file names is part of the model, wherever it lies in the directory.
-Names of weights, configurations and folders must not lead out of the directory, because a file outside may
-differ between hosts, which the digest would not show.
+Names of weights, configurations and folders must not lead out of the directory: a file outside may differ
+between hosts, and the digest would not show this.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LONGEST = 100
 
 
 def model_files(folder: Path) -> dict[str, Path]:
-    """The files of a model's directory on which its scores may depend, by relative path, in order.
+    """By relative path, in order: the files of a model's directory on which the model's scores may depend.
 
     Hidden files, checkpoints of a training, texts for people and code are left out. So are weights in the top
     folder in formats that rankmill does not read. A file that a JSON file of the model names is never left

@@ -104,7 +104,7 @@ class NamedModels(Protocol):
     """Models that an extension knows by name. Threads share the object."""
 
     def owns(self, model: str) -> bool:
-        """Return whether a model's name has the form of this extension's names. This reads only the name."""
+        """Return whether a model's name has the form of this extension's names. Only the name is read."""
 
     def choice(self, model: str) -> Choice:
         """Return the models that a name stands for now. Producers call this.

@@ -80,11 +80,13 @@ class Settled(NamedTuple):
     Attributes
     ----------
     precision
-        The precision of all chunks, if the spec leaves it open, as ``auto`` does; otherwise ``None``.
+        The precision of all chunks, if the spec leaves it open, as ``auto`` does. ``None`` if the spec names
+        the precision.
     revision
         The model's commit, or the digest of its content; ``None`` if unknown.
     kind
-        For a deterministic run, what the worker's scores depend on (`ChunkStats.kind`); otherwise ``None``.
+        For a deterministic run, what the worker's scores depend on (`ChunkStats.kind`). ``None`` for any
+        other run.
     """
 
     precision: str | None
@@ -167,7 +169,9 @@ def new_run(
     priority: Priority | None = None,
     tenant: Tenant = NOBODY,
 ) -> Run:
-    """Make a new run, which is not in Redis yet. Without a `priority`, the number of rows decides it."""
+    """Make a new run, which is not in Redis yet. Without a `priority`, the number of rows decides the
+    priority.
+    """
     return Run(
         id=new_run_id(choose_priority(priority, rows), tenant.name),
         weight=tenant.weight,

@@ -15,7 +15,8 @@ surrogates.
 
 
 def shown(text: str) -> str:
-    r"""Escape each character that a terminal would act on, and lone surrogates, which UTF-8 does not have.
+    r"""Escape each character that a terminal would act on. Also escape lone surrogates, which UTF-8 does not
+    have.
 
     >>> shown("a\x1b[2J\u202eb")
     'a\\x1b[2J\\u202eb'
@@ -47,7 +48,7 @@ def unscored(rows: int) -> str:
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key for names that puts ``v2`` before ``v10``, as people do.
+    """Return a key that sorts names as people do, with ``v2`` before ``v10``.
 
     >>> sorted(["v10", "v2", "v1b", "v1"], key=natural_order)
     ['v1', 'v1b', 'v2', 'v10']

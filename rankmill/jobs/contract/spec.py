@@ -83,10 +83,10 @@ class ScoreSpec(BaseModel):
         Branch, tag or commit on the hub; ``None`` is the default branch. For a directory or a version in a
         registry, the digest of its content; ``None`` accepts any content.
     precision
-        Number format of the forward pass; ``auto`` means the best one for the device. ``int8`` means a kind
-        of int8 that is fast on the device; if no kind is fast there, ``int8`` means the same as ``auto``. In
-        ``int8-64`` and ``int8-128``, 64 or 128 inputs share a scale. All that is not in int8 is in fp32, or
-        in bf16 if the name ends with ``-bf16``.
+        Number format of the forward pass. ``auto`` means the best format for the device. ``int8`` means a
+        kind of int8 that is fast on the device; if no kind is fast there, ``int8`` means the same as
+        ``auto``. In ``int8-64`` and ``int8-128``, 64 or 128 inputs share a scale. All that is not in int8 is
+        in fp32, or in bf16 if the name ends with ``-bf16``.
     max_length
         Longest row in tokens, special tokens included. In a pair that is too long, the longer text is cut
         first. ``None`` is the model's own limit.
@@ -97,8 +97,9 @@ class ScoreSpec(BaseModel):
         sigmoid of a single one. But if the model's config says ``multi_label_classification``,
         ``probability`` is the sigmoid of each logit.
     instruction
-        What the model is asked to do: a text in its prompt or before each query, as in
-        ``CrossEncoder.predict(prompt=...)``. ``None`` is the model's own; empty means no instruction.
+        What the model is asked to do. This text stands in the prompt or before each query, as in
+        ``CrossEncoder.predict(prompt=...)``. ``None`` is the model's own instruction; empty means no
+        instruction.
     prompt_template
         Jinja template of the prompt, in place of the model's own; ``none`` means only the two texts.
     label
@@ -110,8 +111,8 @@ class ScoreSpec(BaseModel):
     long_stride
         Tokens from the start of a window to the start of the next; ``None`` is half of a window.
     truncation_side
-        The side at which long texts are cut: the end (``right``) or the beginning (``left``). ``None`` leaves
-        it to the model's tokenizer; most cut the end.
+        The side at which long texts are cut: the end (``right``) or the beginning (``left``). With ``None``,
+        the model's tokenizer decides; most tokenizers cut the end.
     max_passage_tokens
         Longest passage in tokens; the rest is cut off even if the model has room. ``None`` means no such
         limit.
@@ -214,8 +215,7 @@ def choose_output(label: str | None, labels: Sequence[str], model: str) -> int |
 
 
 def nearest(name: str, names: Iterable[str], written: Callable[[str], str] = str) -> str:
-    """Return a hint for a misspelt name, such as ``, the nearest is model``. The hint is empty if no name is
-    similar.
+    """Return a hint for a misspelt name: ``, the nearest is model``. The hint is empty if no name is similar.
 
     Parameters
     ----------

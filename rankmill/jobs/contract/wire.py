@@ -106,7 +106,7 @@ def _decode_queries(column: pa.DictionaryArray) -> list[str | None]:
 def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = None) -> bytes:
     """Encode float32 scores (or lists of equal length) and text errors, both of shape ``[n]``.
 
-    If tokens are asked for, `tokens` has their number (int32) or the tokens as JSON (text) for each row.
+    If the job asks for tokens, `tokens` has for each row their number (int32), or the tokens as JSON (text).
     Raises `WireError` if the payload is larger than ``MAX_CHUNK_BYTES``.
     """
     columns, schema = [scores, errors], _with_type(_SCORES, "score", scores.type)
@@ -152,7 +152,7 @@ def is_pair(item: object) -> bool:
 
 
 NOT_TEXT = "a content is text, or a list of {type: text, text}"
-"""Error message for a content in a conversation that is neither text nor a list of texts."""
+"""Error message if a content in a conversation is neither text nor a list of texts."""
 
 
 def content_texts(parts: Sequence[object]) -> list[str] | None:
@@ -333,7 +333,8 @@ def _check_schema(given: pa.Schema, schemas: Sequence[pa.Schema]) -> None:
 
 
 def _check_messages(stream: memoryview, dictionaries: int) -> None:
-    """Before Arrow reads a stream, refuse it if it would need more memory than its own bytes.
+    """Refuse a stream that would need more memory than its own bytes. This is done before Arrow reads the
+    stream.
 
     A valid stream is a schema, the given number of dictionaries (or none) and one batch; none of its messages
     is compressed. Each message has a marker, the size of its metadata, the metadata and a body; the metadata

@@ -37,8 +37,8 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Stands in place of a stream entry's id for usage that belongs to no entry, and is known only when a run
-ends.
+"""Some usage is known only when a run ends, and belongs to no stream entry. This stands in place of the
+entry's id.
 """
 
 

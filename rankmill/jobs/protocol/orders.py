@@ -75,7 +75,7 @@ def give_order(
 
 
 def ask_for_orders(pipe: Pipeline, worker: str, read: Sequence[bytes]) -> None:
-    """Add commands to `pipe` that delete orders of a worker, and then list its other orders.
+    """Add commands to `pipe` that delete some orders of a worker, and then list the worker's other orders.
 
     Parameters
     ----------

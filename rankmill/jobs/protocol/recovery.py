@@ -196,8 +196,8 @@ def _hand_on(
     # were listed, the job already has its next attempt, and `handle` would count that attempt as failed.
     if not has_lapsed():
         return
-    # The status QUEUED belongs here: a producer that gets no reply from Redis sends its jobs again, which
-    # makes a job QUEUED even while a worker runs it. If that worker dies, its attempt counts as failed, too.
+    # The status QUEUED belongs here. A producer that gets no reply from Redis sends its jobs again, so a job
+    # may become QUEUED while a worker runs it. If that worker dies, the attempt counts as failed, too.
     if job and job.get_status(refresh=False) in {JobStatus.STARTED, JobStatus.QUEUED}:
         survives(job)
         handle(job, AbandonedJobError, AbandonedJobError(), None)
@@ -249,7 +249,7 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     seconds
         A job is put back if it was not begun within this time.
     now
-        Time of the server's clock, which may have jumped back meanwhile.
+        Time of the server's clock. The clock may have jumped back since the job was taken.
     """
     connection: Any = queue.connection
     waiting = queue.intermediate_queue_key

@@ -83,7 +83,7 @@ class RunRefusals:
     def record(
         self, run_id: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> dict[str, str]:
-        """Record a refusal, and return why each worker refuses the run now, by the worker's name.
+        """Record a refusal. Returns, by the worker's name, why each worker refuses the run now.
 
         Parameters
         ----------

@@ -65,7 +65,9 @@ def record_failure(job: Job, reason: str, pipe: Pipeline) -> None:
 
 
 def let_expire(job: Job) -> None:
-    """Let a failing job expire in a week unless its caller has set an expiry. RQ's own default is a year."""
+    """Let a failing job expire in a week, unless the job's caller has set an expiry. RQ's own default is a
+    year.
+    """
     if job.failure_ttl is None:
         job.failure_ttl = _FAILED_SECONDS
 

@@ -58,7 +58,7 @@ _INDEX_SECONDS = 7 * 86400
 
 
 class DetachedChunks(WireModel):
-    """The chunks of a detached run in order, each as its first row and its number of rows.
+    """The chunks of a detached run in order. Each is given by its first row and its number of rows.
 
     Any process may collect the results of a detached run.
     """
@@ -256,8 +256,8 @@ class RunStore:
                 pipe.execute()
 
     def payload(self, run: Run, chunk: ChunkId) -> bytes | None:
-        """Return the encoded rows of a chunk, or ``None`` if its scores are collected or the run has
-        ended.
+        """Return the encoded rows of a chunk. They are gone (``None``) if the scores are collected or the run
+        has ended.
         """
         return cast("bytes | None", self.redis.get(keys.pairs(run.id, chunk)))
 

@@ -23,7 +23,7 @@ from rankmill.jobs.runtime.patience import cannot_serve
 
 @dataclass(frozen=True)
 class QueueWorkers:
-    """Names of the live ScoringWorkers of a queue, and of its ``other`` live workers, which cannot score."""
+    """Names of a queue's live ScoringWorkers, and of the ``other`` live workers, which cannot score."""
 
     scoring: frozenset[str]
     other: frozenset[str]
@@ -148,7 +148,7 @@ class LastReport(WireModel):
     at
         Seconds since 1970.
     runs
-        At most 100 runs that got scores from the worker after its last successful check.
+        Runs that got scores from the worker after its last successful check; at most 100 runs.
     """
 
     worker: str

@@ -107,7 +107,7 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
-    """Return the error to raise after a client's first command has failed.
+    """Return the error to raise if a client's first command has failed.
 
     Return ``None`` if the server can serve later, for instance because it still loads its data.
     """

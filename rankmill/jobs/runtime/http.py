@@ -137,7 +137,7 @@ def health(
     client
         A client of the process's Redis server, without which the process is not ready.
     obstacle
-        Returns why the process is not ready although Redis serves, or ``None``.
+        Returns why the process is not ready although Redis serves; ``None`` if there is no such reason.
     """
     probe = impatient(client)
 

@@ -1,8 +1,8 @@
 """URLs that name Sentinels of Redis, and connections to the master that the Sentinels name.
 
-This module replaces redis-py's own code for Sentinels, for two reasons. That code sends ``SENTINEL MASTERS``,
-for which a user may lack the right. After a failover, that code stays connected to the old master until the
-old master refuses a write; the writes before that are lost.
+This module replaces redis-py's own code for Sentinels, for two reasons. redis-py sends ``SENTINEL MASTERS``,
+for which a user may lack the right. After a failover, redis-py stays connected to the old master until that
+refuses a write; all earlier writes to it are lost.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class CrossEncoder:
     All objects of this process that need equal workers share this server and its workers. They end with the
     last `close`, or with the process.
 
-    Arguments about where and how to compute (``device``, ``batch_size``, ``num_workers``, ``pool``,
-    ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, but the workers decide. The
+    Some arguments say where and how to compute: ``device``, ``batch_size``, ``num_workers``, ``pool``,
+    ``chunk_size``, ``attn_implementation``, ``device_map``. They are accepted, but the workers decide. The
     following cannot be obeyed, and raise `ConfigError`:
 
     - The arguments ``modules``, ``trust_remote_code``, ``cache_folder``, ``token``, ``classifier_dropout``
@@ -643,8 +643,8 @@ def _activation_name(function: Callable[[Any], Any] | None) -> str | None:
 
 
 def _state(loaded: Any) -> str:
-    """Return a text that describes a loaded tokenizer or config. If the text is another than before, the
-    object was changed. Some changes do not show in the text.
+    """Return a text that describes a loaded tokenizer or config. If the text differs from an earlier text,
+    the object was changed. Some changes do not show in the text.
     """
     return f"{loaded!r} {getattr(loaded, 'chat_template', None)!r}"
 

@@ -98,7 +98,7 @@ def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTabl
     """Join the scored tables of one chunk, one table from each model. Each row gets a list of the models'
     scores.
 
-    If a model has no score for a row, its place in the list is null.
+    If a model has no score for a row, the model's place in the row's list is null.
     """
     numbers = np.stack([as_array(part.scores) for part in parts], axis=1)
     flat = pa.array(numbers.ravel(), mask=np.isnan(numbers).ravel())

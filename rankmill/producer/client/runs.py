@@ -147,8 +147,8 @@ class RunStats:
     ``retries`` counts attempts beyond a chunk's first. ``tokens`` counts real tokens, and ``padded_tokens``
     counts padding too. ``workers`` has, by the worker's name, the number of rows that it scored; rows that no
     worker scored count under the empty name. ``seconds`` is the time of the slowest chunk, from fetching it
-    to its scores, without the time for loading the model. ``tokenize_seconds`` and ``forward_seconds`` are
-    parts of that time.
+    to having its scores. The time for loading the model does not count. ``tokenize_seconds`` and
+    ``forward_seconds`` are parts of ``seconds``.
 
     ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` say how the last scored chunk was
     scored; ``None`` means unknown. ``kind`` is only known for a deterministic run. If two runs of a model

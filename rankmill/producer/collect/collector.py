@@ -222,8 +222,8 @@ class Collector:
         """
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
-        """Row numbers in the input. `cut` is the first row that is not cut into a chunk yet; `taken` is the
-        first row whose scores the caller has not taken yet.
+        """Row numbers in the input. `cut` is the first row that is not in a chunk yet. `taken` is the first
+        row whose scores the caller has not taken yet.
         """
         self.exhausted = False
         """Whether the whole input is cut into chunks. The code that cuts the input sets this."""

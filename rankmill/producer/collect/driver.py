@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 class RunDriver:
     """Submits the chunks of a run and yields its scored tables in input order.
 
-    The driver works only while the caller iterates `tables`. It submits chunks when the window has room, so
-    what Redis holds is bounded. Finished chunks that wait for an earlier one are in memory or on disk.
+    The driver works only while the caller iterates `tables`. It submits chunks only when the window has room,
+    which bounds what Redis holds. Finished chunks that wait for an earlier one are in memory or on disk.
 
     Parameters
     ----------

@@ -70,8 +70,8 @@ USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
 class OpenTables(Iterator[pa.Table]):
     """Tables from opened sources, such as files that a thread reads ahead, or a caller's stream.
 
-    The code that opens the sources must close them with `close`. Do not leave this to the
-    garbage collector: it may run in a thread that already holds a lock which closing needs.
+    The code that opens the sources must close them with `close`. Do not leave this to the garbage collector:
+    it may run in a thread that already holds a lock, and closing may need this lock.
 
     Parameters
     ----------

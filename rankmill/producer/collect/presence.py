@@ -82,7 +82,7 @@ class WorkerPresence:
         return self._doing
 
     def check(self, since: float) -> None:
-        """Check that the queue has workers, for a run that has waited for results since `since`
+        """Check that the queue has workers. The run that needs them has waited for results since `since`
         (`time.monotonic` seconds). Redis is asked at most once a second.
 
         Raises

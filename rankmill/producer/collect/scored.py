@@ -266,8 +266,7 @@ class ChunkPairs:
         return table.take(pa.array(self.rows))
 
     def whole(self, chunk: int, result: ChunkResult) -> ChunkScores | None:
-        """Make the result of all rows of the chunk from the worker's `result`, which has only the distinct
-        pairs.
+        """Make a result with all rows of the chunk. The worker's `result` has only the distinct pairs.
 
         Returns ``None`` if `result` is a failure. A resumed run then tries the chunk again.
         """

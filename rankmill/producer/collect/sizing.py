@@ -121,8 +121,9 @@ class Sizing:
     Parameters
     ----------
     rows
-        The setting ``chunk_size``. With ``auto``, a chunk takes the slowest worker's device about a second,
-        judged by the device time of its last result. The first sizes come from `learnt`.
+        The setting ``chunk_size``. With ``auto``, a chunk is so large that the slowest worker's device needs
+        about a second for it. The device time of the worker's last result tells this. The first sizes come
+        from `learnt`.
     learnt
         By model, the last number of rows that ``auto`` has chosen. The runs of one client share these
         numbers.

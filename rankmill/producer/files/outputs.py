@@ -64,7 +64,8 @@ class OutputFormat:
     rank_column
         Name of the column with the rank (from 1), if the output has one.
     query_id, passage_id
-        Columns with the ids. With ``None``, the column is the only one that has a usual name.
+        Columns with the ids. With ``None``, an id's column is the only column that has one of the usual
+        names.
     tag
         Name of the run, in the last column of TREC.
     """

@@ -56,8 +56,8 @@ Mean = Literal["ranks", "scores"]
 class MeanColumn:
     """The column with the mean of the scores, or of the ranks, that several models give.
 
-    Scores are first standardized within each query. Ranks are those within a query; rank 1 is the best, and
-    equal scores share the mean of their ranks.
+    Scores are first standardized within each query. Ranks count from 1, the best, within each query; equal
+    scores share the mean of their ranks.
     """
 
     name: str

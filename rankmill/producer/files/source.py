@@ -307,8 +307,8 @@ class _ReadAhead(Iterator[pa.RecordBatch]):
         """Wait for the thread to end, and close the files."""
         self._pending.clear()
         self._thread.shutdown(cancel_futures=True)
-        # If a signal has interrupted `submit`, the executor does not know its thread. So `shutdown` has not
-        # waited for the thread, which may still be reading.
+        # If a signal has interrupted `submit`, the executor does not know its thread. `shutdown` has then not
+        # waited for the thread, and the thread may still be reading.
         with self._reading:
             if close := getattr(self._batches, "close", None):
                 close()

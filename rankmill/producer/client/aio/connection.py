@@ -226,8 +226,9 @@ class Streams:
     async def _ring(self) -> None:
         try:
             async with self._client.pipeline(transaction=False) as pipe:
-                # Do not let the server choose the id of the entry: it takes the id from its clock, which may
-                # be behind the last id after a loss of data. The ids from this process always increase.
+                # Do not let the server choose the id of the entry. A server takes ids from its clock, and
+                # after a loss of data the clock may be behind the last id. The ids from this process always
+                # increase.
                 pipe.xadd(self._bell, {"run": 1}, id=str(next(self._rings)), maxlen=1)
                 pipe.expire(self._bell, _BELL_SECONDS)
                 await pipe.execute()
@@ -367,8 +368,8 @@ class LoopPipeline(Pipeline):
 
 
 class _LoopMaster(redis.asyncio.Connection):
-    """A connection to the Redis master. Each attempt to connect asks `finder`, which asks Sentinels, which
-    server is the master now.
+    """A connection to the Redis master that Sentinels name. Each attempt to connect asks `finder` for the
+    present master.
     """
 
     def __init__(self, *, finder: MasterFinder, **options: Any) -> None:

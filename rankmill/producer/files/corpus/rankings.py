@@ -198,8 +198,8 @@ def _judged_table(path: AnyPath) -> pd.DataFrame:
 
 
 def _judged_fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
-    """Return the names of the fields on each line of judgements, if the `words` of the first line are a
-    header with usual names. Otherwise return no names: the number of fields then decides them.
+    """If the `words` of the first line are a header with usual names, return the names of the fields on each
+    line of judgements. If not, return no names, because the number of fields then decides.
     """
     columns = {_column_with(path, words, usual): name for name, usual in _JUDGED.items()}
     return () if None in columns else [columns.get(word, "") for word in words]

@@ -1,4 +1,4 @@
-"""Reads files of queries or of a corpus, which are texts with ids, in any readable format."""
+"""Reads files of queries or of a corpus, in any readable format. Such files have texts with ids."""
 
 from __future__ import annotations
 

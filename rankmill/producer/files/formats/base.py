@@ -20,8 +20,8 @@ from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.files.stores.paths import AnyPath
 
 MAX_LINE_BYTES = 16 << 20
-"""A line of a text file, and a field in quotes, may have at most this many bytes. A longer one is refused
-before it is parsed.
+"""A line of a text file may have at most this many bytes, and so may a field in quotes. Longer ones are
+refused before they are parsed.
 """
 
 TOO_LONG = f"longer than {MAX_LINE_BYTES >> 20} MiB; shorten it, or write the file as Parquet"
@@ -252,8 +252,8 @@ def line_blocks(
 
 
 def check_types(path: AnyPath, schema: pa.Schema) -> None:
-    """Raise `InputError` if Arrow cannot cast a column's type, or casts it wrongly. Types inside of it count
-    too.
+    """Raise `InputError` if Arrow cannot cast the type of a column, or casts it wrongly. The same holds for
+    types inside of that type.
     """
     for field in schema:
         if _is_uncastable(field.type):

@@ -155,7 +155,8 @@ class JsonlReader:
 class JsonlWriter(TextWriter):
     """Writes one JSON object for each row, with times and decimals as strings, and NaN and infinity as null.
 
-    If the schema has a column `ROW`, it holds the objects, and the other columns are added to them.
+    If the schema has a column `ROW`, this column has the objects, and the other columns are added to the
+    objects.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:

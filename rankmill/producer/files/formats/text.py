@@ -147,8 +147,8 @@ def _is_empty_struct(kind: pa.DataType) -> bool:
 
 
 def far_time(column: pa.Array) -> int | None:
-    """Return the index of the first row with a time that Arrow cannot print, because its year is too far
-    away. Returns ``None`` if Arrow can print all times.
+    """Return the index of the first row whose time Arrow cannot print, because the year is too far away.
+    Returns ``None`` if Arrow can print all times.
     """
     text = column.cast(without_times(column.type))
     if not pa.types.is_string(text.type):

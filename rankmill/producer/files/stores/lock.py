@@ -38,7 +38,7 @@ def lock_in_store(lock: AnyPath, output: AnyPath, folder: Path) -> ObjectLock | 
 
 
 class ObjectLock:
-    """A lock in an object store, which its holder writes again and again.
+    """A lock in an object store. The lock's holder writes it again and again.
 
     Use the object as a context manager. Clocks are not compared: a process that finds a lock watches whether
     it changes.
