@@ -136,6 +136,10 @@ def test_decimals_are_not_rounded_to_the_floats_of_another_file(tmp_path: Path) 
             InputError, match=r"b\.parquet: its columns do not fit .* 'n' holds (struct<is: )?double"
         ):
             opened(*paths)
+    for path, value in zip(paths, ({"is": price}, {"is": 0.5, "was": price}), strict=True):
+        pq.write_table(pa.table({"query": ["q"], "passage": ["p"], "n": [value]}), path)
+    with pytest.raises(InputError, match="its columns do not fit"):  # though as many decimals stay
+        opened(*paths)
     pq.write_table(pa.table({"query": ["q"], "passage": ["p"], "n": [0.5]}), paths[1])
     pq.write_table(pa.table({"query": ["q"], "passage": ["p"], "n": [price]}), paths[0])
     assert read(*paths, as_text=("n",))["n"].to_pylist() == [str(price), "0.5"]  # the way out

@@ -38,6 +38,7 @@ from rankmill.producer.files.formats.base import (
     every_type,
     is_empty,
     line_blocks,
+    undictionaried,
 )
 from rankmill.producer.files.formats.json_array import MAX_DEPTH, array_blocks
 from rankmill.producer.files.formats.text import (
@@ -389,11 +390,17 @@ def unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return None
     # Arrow would silently round decimals to floating-point numbers
-    return None if max(map(_decimals, kinds)) > _decimals(both) else both
+    return both if set().union(*map(_decimals, kinds)) <= _decimals(both) else None
 
 
-def _decimals(kind: pa.DataType) -> int:
-    return sum(map(pa.types.is_decimal, every_type(kind)))
+def _decimals(kind: pa.DataType) -> set[tuple[str, ...]]:
+    """Return the places of the decimals in a type: the names of the structs' fields on the way to each."""
+    kind = undictionaried(kind)
+    if pa.types.is_decimal(kind):
+        return {()}
+    names = [field.name for field in kind] if pa.types.is_struct(kind) else map(str, range(kind.num_fields))
+    inside = (kind.field(place).type for place in range(kind.num_fields))
+    return {(name, *place) for name, each in zip(names, inside, strict=True) for place in _decimals(each)}
 
 
 def _add_keys(value: Any, keys: set[str]) -> None:
