@@ -221,7 +221,9 @@ def compare(valkey: Server, shapes: list[list[Commands]], seed: int, commands: i
     _current.append(world)
     try:
         player = Player(world.redis.client(), valkey.client, seed)
+        began = time.monotonic()
         for number in range(commands):
+            world.now = time.monotonic() - began  # expiries of the real server go on, too
             player.play(player.dice.choice(player.dice.choice(shapes)))
             if number % 100 == 99:
                 player.compare_data()
