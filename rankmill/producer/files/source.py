@@ -400,7 +400,7 @@ def _cast(column: pa.Array, field: pa.Field, path: AnyPath) -> pa.Array:
     except pa.ArrowInvalid as error:
         raise InputError(
             f"{path}: column {field.name!r} does not fit {field.type}, which fits the other files: "
-            f"{text_of(error)} (--text-columns {field.name} reads it as text)"
+            f"{text_of(error)} ({_way_out(field.name, is_plain=_is_plain(column.type))})"
         ) from None
 
 
@@ -512,10 +512,26 @@ def _common_type(
             if (common := unified(kinds)) is not None:
                 return common, True
     place = next(at for at in range(1, len(kinds)) if unified(kinds[: at + 1]) is None)
+    way_out = _way_out("NAME", is_plain=all(_can_be_text(*each) for each in having_it))
     raise InputError(
         f"{having_it[place][0].file.path}: its columns do not fit those of the files before it: {name!r} "
-        f"holds {kinds[place]}, not {unified(kinds[:place])} (--text-columns NAME reads a column as text)"
+        f"holds {kinds[place]}, not {unified(kinds[:place])} ({way_out})"
     )
+
+
+def _way_out(name: str, *, is_plain: bool) -> str:
+    if is_plain:
+        return f"--text-columns {name} reads the column as text"
+    return "write the column with one type in all files"
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    is_number = pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
+    return is_number or pa.types.is_null(kind) or isinstance(kind, pa.UuidType)
+
+
+def _can_be_text(opened_file: _OpenFile, field: pa.Field) -> bool:
+    return is_text(field.type) or opened_file.survey.as_asked or _is_plain(field.type)
 
 
 def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
@@ -525,8 +541,7 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
     kind = field.type
     if is_text(kind):
         return kind
-    is_plain = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)
-    if opened_file.survey.as_asked or is_plain or isinstance(kind, pa.UuidType):
+    if _can_be_text(opened_file, field):
         return pa.string()
     raise InputError(f"--text-columns: column {field.name!r} of {opened_file.file.path} holds {kind}")
 
